@@ -1,0 +1,37 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP)  ## create .venv and install the package in it, with the pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[test]' -c constraints.txt
+	@touch $@
+
+demo: $(STAMP)  ## fit a network on the digits data and compare the schemes with split CP
+	$(BIN)/fullconformal demo
+
+test: lint types  ## lint, types, then all tests and docstring examples
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict on src
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## print the speed ratios and the peak memory
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/memory.py
+
+clean:  ## remove the environment, caches and build outputs
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist fullconformal-demo*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

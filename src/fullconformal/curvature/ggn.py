@@ -1,0 +1,21 @@
+"""The generalised Gauss–Newton matrix Σ Jᵀ S J + Λ: positive semi-definite for every model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fullconformal.curvature.base import Curvature
+from fullconformal.curvature.structured import dense_curvature
+from fullconformal.problem import Problem
+
+
+@dataclass(frozen=True)
+class GGN(Curvature):
+    """Gauss–Newton curvature; the default for networks."""
+
+    semidefinite = True
+
+    def matrix(self, problem: Problem) -> Tensor:
+        return dense_curvature(problem, exact=False)

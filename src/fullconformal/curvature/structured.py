@@ -1,0 +1,157 @@
+"""The Hessian and the Gauss–Newton matrix of a chain of dense layers, one matrix product a pair of layers.
+
+With a the inputs, δ_m = ∂ℓ/∂z_m, T_ml = ∂z_m/∂z_l, D = φ′ and S_m = ∂²ℓ/∂z_m², the block of layers l ≤ m is
+
+    H[(i,j),(k,q)] = Σ (S_m T_ml)[i,k] a_m[j] a_l[q]  +  Σ δ_m[i] (D_{m−1} T_{m−1,l})[j,k] a_l[q]
+    S_L = diag(π) − ππᵀ        S_m = D Wᵀ S_{m+1} W D + diag(φ″ ∘ Wᵀδ_{m+1})
+
+summed over points. Each sum is one product with the points as inner dimension and without a factor C. The Gauss–Newton matrix drops
+φ″ and the second sum. Diagonal blocks are symmetric in (i,k) and in (j,q) and cost a quarter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullconformal.problem import Problem, residuals, softmax_curvature
+
+TEMPORARY = 2**27  # bytes of the factors of one product
+
+
+def dense_curvature(problem: Problem, exact: bool) -> Tensor:
+    """𝓗 (p, p) with the penalty; the rows and columns of the prefix get their Gauss–Newton part.
+
+    Exact Hessian of the tail where `exact` is set, Gauss–Newton otherwise.
+    """
+    pairs = _Pairs(problem, exact)
+    for X, y in zip(problem.X.split(pairs.chunk), problem.y.split(pairs.chunk), strict=True):
+        pairs.add(X, y)
+    return pairs.matrix()
+
+
+class _Pairs:
+    """Running sums for each pair of parameter blocks."""
+
+    def __init__(self, problem: Problem, exact: bool):
+        self.problem, self.exact = problem, exact
+        self.tail = [b for b in problem.blocks if b.layer >= 0]
+        self.first = problem.blocks[0] if problem.prefix_names else None
+        like = problem.X
+        self.width = 1
+        self.sums: dict[tuple[int, int, str], Tensor] = {}
+        for at, bm in enumerate(self.tail):
+            for bl in self.tail[: at + 1]:
+                if bm is bl:
+                    shape = (bm.i * (bm.i + 1) // 2, bm.o * (bm.o + 1) // 2)
+                else:
+                    shape = (bm.i * bl.i, bm.o * bl.o)
+                self._open((bm.layer, bl.layer, "first"), shape, like)
+                if exact and bm is not bl:
+                    inner = problem.tail[bm.layer].linear.in_features
+                    self._open((bm.layer, bl.layer, "second"), (bm.o * bl.i, inner * bl.o), like)
+        if self.first is not None:
+            width = self.first.o
+            self._open((-1, -1, "first"), (width, width), like)
+            for b in self.tail:
+                self._open((-1, b.layer, "first"), (width * b.o, b.i), like)
+        self.chunk = max(1, min(problem.chunk, TEMPORARY // (self.width * like.element_size())))
+
+    def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
+        self.sums[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.width = max(self.width, sum(shape))
+
+    @torch.no_grad()
+    def add(self, X: Tensor, y: Tensor) -> None:
+        """Add the points of one chunk."""
+        if not self.tail:
+            logits = self.problem.logits(X)
+            self._add_prefix(X, softmax_curvature(logits), {}, [])
+            return
+        trace = self.problem.trace(X, second=self.exact)
+        last = len(self.problem.tail) - 1
+        T = self._transitions(trace.slopes)
+        S = softmax_curvature(trace.logits)
+        if self.first is not None:
+            self._add_prefix(X, S, T, trace.inputs)
+        delta = residuals(trace.logits, y)
+        for m in range(last, -1, -1):
+            if self.problem.tail[m].trainable:
+                self._add_layer(m, S, delta, T, trace.inputs, trace.slopes)
+            if m:
+                W, D = self.problem.tail[m].linear.weight, trace.slopes[m - 1]
+                back = delta @ W
+                S = W.T @ S @ W * D[:, :, None] * D[:, None, :]
+                bend = trace.bends[m - 1]
+                if bend is not None:
+                    S = S + torch.diag_embed(bend * back)
+                delta = back * D
+
+    def _transitions(self, slopes: list[Tensor]) -> dict[tuple[int, int], Tensor]:
+        """T_ml for l < m, (k, o_m, o_l)."""
+        T: dict[tuple[int, int], Tensor] = {}
+        start = self.tail[0].layer
+        for m in range(start + 1, len(self.problem.tail)):
+            WD = self.problem.tail[m].linear.weight * slopes[m - 1][:, None, :]
+            T[m, m - 1] = WD
+            for low in range(start, m - 1):
+                T[m, low] = WD @ T[m - 1, low]
+        return T
+
+    def _add_layer(
+        self, m: int, S: Tensor, delta: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor], slopes: list[Tensor]
+    ) -> None:
+        k = len(S)
+        i, o = (torch.triu_indices(size, size, device=S.device) for size in (a[m].shape[1], S.shape[1]))
+        self.sums[m, m, "first"].addmm_((a[m][:, i[0]] * a[m][:, i[1]]).T, S[:, o[0], o[1]])
+        for b in self.tail:
+            low = b.layer
+            if low >= m:
+                break
+            outer = (a[m][:, :, None] * a[low][:, None, :]).view(k, -1)
+            self.sums[m, low, "first"].addmm_(outer.T, (S @ T[m, low]).view(k, -1))
+            if self.exact:
+                left = (delta[:, :, None] * a[low][:, None, :]).view(k, -1)
+                D = slopes[m - 1]
+                right = torch.diag_embed(D) if low == m - 1 else D[:, :, None] * T[m - 1, low]
+                self.sums[m, low, "second"].addmm_(left.T, right.view(k, -1))
+
+    def _add_prefix(self, X: Tensor, S: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
+        J = self.problem.prefix_jacobian(X)
+        SJ = S @ J
+        self.sums[-1, -1, "first"].addmm_(SJ.flatten(0, 1).T, J.flatten(0, 1))
+        last = len(self.problem.tail) - 1
+        for b in self.tail:
+            product = SJ.mT if b.layer == last else SJ.mT @ T[last, b.layer]
+            self.sums[-1, b.layer, "first"].addmm_(product.reshape(len(X), -1).T, a[b.layer])
+
+    def matrix(self) -> Tensor:
+        """The sums laid out as one symmetric matrix, penalty added; the sums are released on the way."""
+        p, like = self.problem.p, self.problem.X
+        H = torch.zeros(p, p, dtype=like.dtype, device=like.device)
+        place = {b.layer: b for b in self.problem.blocks}
+        for key in list(self.sums):
+            total = self.sums.pop(key)
+            bm, bl = place[key[0]], place[key[1]]
+            part = H[bm.start : bm.stop, bl.start : bl.stop]
+            view = H.as_strided((bm.o, bm.i, bl.o, bl.i), (p * bm.i, p, bl.i, 1), part.storage_offset())
+            if bm.layer == -1:
+                part += total.view(part.shape)
+            elif key[2] == "second":
+                view[:, : total.shape[1] // bl.o] += total.view(bm.o, bl.i, -1, bl.o).permute(0, 2, 3, 1)
+            elif bm is bl:
+                view += total[_triangle(bm.i)][:, :, _triangle(bm.o)].permute(2, 0, 3, 1)
+            else:
+                view += total.view(bm.i, bl.i, bm.o, bl.o).permute(2, 0, 3, 1)
+            if bm is not bl:
+                H[bl.start : bl.stop, bm.start : bm.stop] = part.T
+        H.diagonal().add_(self.problem.penalty)
+        return H
+
+
+def _triangle(size: int) -> Tensor:
+    """Position (size, size) of each entry of a symmetric matrix in its row-major upper triangle."""
+    index = torch.zeros(size, size, dtype=torch.long)
+    upper = torch.triu_indices(size, size)
+    index[upper[0], upper[1]] = torch.arange(upper.shape[1])
+    return torch.maximum(index, index.T)

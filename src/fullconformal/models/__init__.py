@@ -1,0 +1,5 @@
+"""Models, how they are fitted, and adapters from scikit-learn and skorch."""
+
+from fullconformal.models.networks import linear, mlp
+
+__all__ = ["linear", "mlp"]

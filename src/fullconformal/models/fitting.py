@@ -1,0 +1,106 @@
+"""Fitting: Newton's method for convex objectives, Adam followed by L-BFGS for networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Progress = Callable[[int, int], None]
+
+
+class NotFinite(ValueError):
+    """The loss or its gradient is not finite."""
+
+
+def newton(
+    theta: Tensor,
+    value: Callable[[Tensor], Tensor],
+    gradient: Callable[[Tensor], Tensor],
+    step: Callable[[Tensor, Tensor], Tensor],
+    tol: float,
+    max_iter: int = 100,
+) -> Tensor:
+    """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(θ, g)`` is 𝓗(θ)⁻¹g. Backtracks where a step does not decrease F."""
+    F = value(theta)
+    for _ in range(max_iter):
+        g = gradient(theta)
+        if not torch.isfinite(g).all():
+            raise NotFinite("the gradient of the loss is not finite; scale the features or raise l2")
+        if float(g.abs().max()) <= tol:
+            break
+        d = step(theta, g)
+        slope = g @ d
+        t, ahead = 1.0, value(theta - d)
+        # Below the rounding of F no decrease can be seen, and a full Newton step is the best there is.
+        rounding = 8 * torch.finfo(F.dtype).eps * F.abs()
+        while not ahead <= F - 1e-4 * t * slope + rounding and t > 1e-10:
+            t /= 2
+            ahead = value(theta - t * d)
+        if t <= 1e-10:
+            break
+        theta, F = theta - t * d, ahead
+    return theta
+
+
+def train(
+    model: nn.Module,
+    X: Tensor,
+    y: Tensor,
+    penalty: dict[str, float],
+    *,
+    max_epochs: int = 200,
+    batch_size: int = 100,
+    learning_rate: float = 1e-3,
+    tol: float = 1e-5,
+    max_iter: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Fit a network in place to all of (X, y): Adam, then L-BFGS on the whole bag until the mean gradient is below tol.
+
+    The objective is the mean cross-entropy plus ½ Σ (Λ/n) θ², Λ by parameter name. The model stays in the mode it is in.
+    """
+    n = len(y)
+    generator = torch.Generator().manual_seed(seed)
+    params = [(penalty.get(name, 0.0) / n, q) for name, q in model.named_parameters() if q.requires_grad]
+
+    def objective(X: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(model(X), y)
+        for weight, q in params:
+            if weight:
+                loss = loss + weight / 2 * (q**2).sum()
+        return loss
+
+    adam = torch.optim.Adam([q for _, q in params], lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(max_epochs, 1))
+    for epoch in range(max_epochs):
+        for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):
+            adam.zero_grad()
+            loss = objective(X[index], y[index])
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+        schedule.step()
+        if not torch.isfinite(loss):
+            raise NotFinite("the training loss is not finite; standardise the features or lower the learning rate")
+        if progress is not None:
+            progress(epoch + 1, max_epochs + 1)
+    _polish([q for _, q in params], lambda: objective(X, y), tol, max_iter)
+    if progress is not None:
+        progress(max_epochs + 1, max_epochs + 1)
+
+
+def _polish(params: list[nn.Parameter], objective: Callable[[], Tensor], tol: float, max_iter: int) -> None:
+    """L-BFGS with strong Wolfe line search until |∇|∞ ≤ tol."""
+    lbfgs = torch.optim.LBFGS(
+        params, max_iter=max_iter, tolerance_grad=tol, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        lbfgs.zero_grad()
+        loss = objective()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    lbfgs.step(closure)  # type: ignore[no-untyped-call]

@@ -1,0 +1,358 @@
+"""The problem: a model, one objective, the training bag; its losses, gradients and Jacobians at the fitted θ.
+
+    F(θ) = Σ_j ℓ(y_j, f(x_j; θ)) + ½ Σ_k Λ_k θ_k²         ℓ the cross-entropy of the logits f
+
+The model is read as a *prefix* followed by a *tail* of dense layers. For a dense layer the Jacobian of the logits is an outer
+product, ∂f/∂W = T ⊗ a with T = ∂f/∂z and a the layer's input, and is never written out. The trainable parameters of the
+prefix (convolutions, or anything else) get theirs from `torch.func`, written out, one row a logit. The flat parameter vector is
+[prefix | layer 1 | layer 2 | …], a layer being its (o, i+1) matrix with the bias as the last column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+
+ELEMENTWISE = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid,
+)  # fmt: skip
+INERT_IN_EVAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+class Rows(NamedTuple):
+    """Rows left ⊗ right of one parameter block: left (k, o) or (k, C, o), right (k, i), or None where i = 1 and right = 1."""
+
+    left: Tensor
+    right: Tensor | None
+
+
+def select(rows: Sequence[Rows], index: Tensor | slice) -> list[Rows]:
+    """The rows at the given positions."""
+    return [Rows(left[index], None if right is None else right[index]) for left, right in rows]
+
+
+def flat(rows: Sequence[Rows]) -> Tensor:
+    """Rows written out: (k, p), or (k, C, p) from Jacobians."""
+    blocks = []
+    for left, right in rows:
+        if right is None:
+            blocks.append(left)
+        elif left.ndim == 2:
+            blocks.append((left[:, :, None] * right[:, None, :]).flatten(1))
+        else:
+            blocks.append((left[..., None] * right[:, None, None, :]).flatten(2))
+    return torch.cat(blocks, dim=-1)
+
+
+def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
+    """Gradient rows Jᵀr (k, o) from Jacobian rows and residuals r (k, C)."""
+    return [Rows(torch.einsum("kco,kc->ko", left, r), right) for left, right in rows]
+
+
+def squared_norms(rows: Sequence[Rows]) -> Tensor:
+    """Squared length (k,) of each gradient row."""
+    parts = [(left**2).sum(-1) * (1 if right is None else (right**2).sum(-1)) for left, right in rows]
+    return torch.stack(parts).sum(0)
+
+
+def residuals(logits: Tensor, y: Tensor) -> Tensor:
+    """r = softmax(f) − e_y, (k, C)."""
+    r = torch.softmax(logits, dim=-1)
+    return r.scatter_add(-1, y[:, None], r.new_full((len(y), 1), -1.0))
+
+
+def softmax_curvature(logits: Tensor) -> Tensor:
+    """S = diag(π) − ππᵀ, (..., C, C)."""
+    pi = torch.softmax(logits, dim=-1)
+    return torch.diag_embed(pi) - pi[..., :, None] * pi[..., None, :]
+
+
+def losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy (k,) of logits (k, C) at labels y (k,)."""
+    return torch.logsumexp(logits, -1) - logits.gather(-1, y[:, None])[:, 0]
+
+
+def candidate_losses(logits: Tensor) -> Tensor:
+    """Cross-entropy (k, C) at every label."""
+    return torch.logsumexp(logits, -1, keepdim=True) - logits
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer and the elementwise function after it."""
+
+    linear: nn.Linear
+    activation: nn.Sequential
+
+    @property
+    def trainable(self) -> bool:
+        return self.linear.weight.requires_grad
+
+
+class Block(NamedTuple):
+    """Where a parameter block lies in the flat vector: o×i numbers from `start`; `layer` is its place in the tail, −1 the prefix."""
+
+    layer: int
+    start: int
+    o: int
+    i: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.o * self.i
+
+
+class Trace(NamedTuple):
+    """One pass through the tail: inputs a (1 appended where there is a bias), slopes φ′ and φ″ after each layer, logits."""
+
+    inputs: list[Tensor]
+    slopes: list[Tensor]
+    bends: list[Tensor | None]
+    logits: Tensor
+
+
+def read_model(model: nn.Module, x: Tensor) -> tuple[nn.Module, list[Dense]]:
+    """Split a model into prefix and dense tail; the tail is empty where the end of the model is not a chain of dense layers."""
+    steps = _steps(model)
+    start, tail, after = len(steps), list[Dense](), list[nn.Module]()
+    for k in range(len(steps) - 1, -1, -1):
+        step = steps[k]
+        if isinstance(step, nn.Linear) and len({q.requires_grad for q in step.parameters()}) == 1:
+            tail.insert(0, Dense(step, nn.Sequential(*after)))
+            start, after = k, []
+        elif isinstance(step, ELEMENTWISE):
+            after.insert(0, step)
+        elif not isinstance(step, (nn.Identity, *INERT_IN_EVAL)) or (isinstance(step, INERT_IN_EVAL) and step.training):
+            break
+    prefix = nn.Sequential(*steps[:start])
+    ids = [id(q) for part in (prefix, *(layer.linear for layer in tail)) for q in part.parameters()]
+    if not tail or len(tail[-1].activation) or len(set(ids)) < len(ids):
+        return model, []
+    with torch.no_grad():
+        return (prefix, tail) if prefix(x[:1]).ndim == 2 else (model, [])
+
+
+def _steps(module: nn.Module) -> list[nn.Module]:
+    """A nested nn.Sequential as one list; anything else is one step."""
+    if type(module) is nn.Sequential:
+        return [step for child in module for step in _steps(child)]
+    return [module]
+
+
+class Problem:
+    """A model with its objective and training bag.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Maps (k, ...) inputs to (k, C) logits; in eval mode. Parameters with ``requires_grad=False`` are constants.
+    X, y : Tensor
+        Inputs (n, ...) and label indices (n,), of the model's device and dtype.
+    penalty : float or mapping
+        Λ of the sum form, for all parameters or by parameter name (absent names: 0).
+    chunk : int
+        Points that go through the model together.
+    """
+
+    def __init__(
+        self, model: nn.Module, X: Tensor, y: Tensor, penalty: float | Mapping[str, float] = 0.0, chunk: int = 1024
+    ):
+        self.model, self.X, self.y, self.chunk = model, X, y, chunk
+        self.prefix, self.tail = read_model(model, X)
+        names = {id(q): name for name, q in model.named_parameters()}
+        in_tail = {id(q) for layer in self.tail for q in layer.linear.parameters()}
+        self.prefix_names = [names[id(q)] for q in model.parameters() if q.requires_grad and id(q) not in in_tail]
+        self.tail_names = [[names[id(q)] for q in layer.linear.parameters()] for layer in self.tail if layer.trainable]
+        self.params = {name: q.detach() for name, q in model.named_parameters() if q.requires_grad}
+
+        self.blocks: list[Block] = []
+        width = sum(self.params[name].numel() for name in self.prefix_names)
+        if width:
+            self.blocks.append(Block(-1, 0, width, 1))
+        for k, layer in enumerate(self.tail):
+            if layer.trainable:
+                o, i = layer.linear.weight.shape
+                start = self.blocks[-1].stop if self.blocks else 0
+                self.blocks.append(Block(k, start, o, i + (layer.linear.bias is not None)))
+        by_name = penalty if isinstance(penalty, Mapping) else dict.fromkeys(self.params, float(penalty))
+        self.penalty = self.pack({n: torch.full_like(q, by_name.get(n, 0.0)) for n, q in self.params.items()})
+
+    # Sizes ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        return len(self.y)
+
+    @property
+    def p(self) -> int:
+        return self.blocks[-1].stop if self.blocks else 0
+
+    @property
+    def theta(self) -> Tensor:
+        return self.pack(self.params)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the logits are an affine function of the trainable parameters."""
+        return len(self.blocks) == 1 and self.blocks[0].layer >= 0 and all(
+            not len(layer.activation) for layer in self.tail[self.blocks[0].layer :]
+        )  # fmt: skip
+
+    # Parameters as one vector -----------------------------------------------------------------------------------------
+
+    def pack(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Flat vector (p,) from tensors by name."""
+        parts = [params[name].reshape(-1) for name in self.prefix_names]
+        for names in self.tail_names:
+            matrix = torch.cat([params[name].reshape(len(params[name]), -1) for name in names], dim=1)
+            parts.append(matrix.reshape(-1))
+        return torch.cat(parts)
+
+    def unpack(self, theta: Tensor) -> dict[str, Tensor]:
+        """Tensors by name from a flat vector."""
+        out, start = {}, 0
+        for name in self.prefix_names:
+            size = self.params[name].numel()
+            out[name] = theta[start : start + size].view_as(self.params[name])
+            start += size
+        for names, block in zip(self.tail_names, (b for b in self.blocks if b.layer >= 0), strict=True):
+            matrix = theta[block.start : block.stop].view(block.o, block.i)
+            out[names[0]] = matrix[:, : self.params[names[0]].shape[1]]
+            if len(names) == 2:
+                out[names[1]] = matrix[:, -1]
+        return out
+
+    def gauge(self) -> Tensor:
+        """Index sets (g, C) of the flat vector along which the loss is invariant and nothing is penalised.
+
+        Adding one number to a column of the softmax layer's weights moves all logits alike. Where that column carries no
+        penalty the Hessian is singular along it, and every gradient is orthogonal to it.
+        """
+        if not self.blocks or self.blocks[-1].layer != len(self.tail) - 1 or self.blocks[-1].layer < 0:
+            return torch.empty(0, 0, dtype=torch.long)
+        _, start, o, i = self.blocks[-1]
+        index = (start + torch.arange(o * i)).view(o, i)
+        free = self.penalty[start:].view(o, i).amax(0).cpu() == 0
+        return index[:, free].T
+
+    # At the current parameters ----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def logits(self, X: Tensor) -> Tensor:
+        """Logits (k, C)."""
+        return torch.cat([self.model(part) for part in X.split(self.chunk)])
+
+    def logits_at(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Logits (k, C) at other parameters; differentiable, and fit for `torch.func`."""
+        out: Tensor = functional_call(self.model, self.unpack(theta), (x,))
+        return out
+
+    def value(self, theta: Tensor) -> Tensor:
+        """F(θ)."""
+        total = (self.penalty * theta**2).sum() / 2
+        for X, y in zip(self.X.split(self.chunk), self.y.split(self.chunk), strict=True):
+            total = total + losses(self.logits_at(theta, X), y).sum()
+        return total
+
+    @torch.no_grad()
+    def gradient(self) -> Tensor:
+        """∇F(θ), (p,)."""
+        total = self.penalty * self.theta
+        for X, y in zip(self.X.split(self.chunk), self.y.split(self.chunk), strict=True):
+            parts = []
+            for left, right in self.gradients(X, y):
+                parts.append(left.sum(0) if right is None else (left.T @ right).reshape(-1))
+            total = total + torch.cat(parts)
+        return total
+
+    @torch.no_grad()
+    def gradients(self, X: Tensor, y: Tensor) -> list[Rows]:
+        """Per-point gradients ∇ℓ(y, f(x)) as rows (k, o) ⊗ (k, i)."""
+        out: list[Rows] = []
+        if self.prefix_names:
+            out.append(Rows(self._prefix_gradients(X, y), None))
+        if self.tail:
+            trace = self.trace(X)
+            rows, delta = [], residuals(trace.logits, y)
+            for k in range(len(self.tail) - 1, -1, -1):
+                if self.tail[k].trainable:
+                    rows.append(Rows(delta, trace.inputs[k]))
+                if k:
+                    delta = (delta @ self.tail[k].linear.weight) * trace.slopes[k - 1]
+            out += rows[::-1]
+        return out
+
+    @torch.no_grad()
+    def jacobian(self, X: Tensor) -> tuple[Tensor, list[Rows]]:
+        """Logits (k, C) and their Jacobian as rows (k, C, o) ⊗ (k, i)."""
+        out: list[Rows] = []
+        if self.prefix_names:
+            out.append(Rows(self.prefix_jacobian(X), None))
+        if not self.tail:
+            return self.logits(X), out
+        trace = self.trace(X)
+        n_classes = trace.logits.shape[1]
+        T = torch.eye(n_classes, dtype=X.dtype, device=X.device).expand(len(X), -1, -1)
+        rows = []
+        for k in range(len(self.tail) - 1, -1, -1):
+            if self.tail[k].trainable:
+                rows.append(Rows(T, trace.inputs[k]))
+            if k:
+                T = (T @ self.tail[k].linear.weight) * trace.slopes[k - 1][:, None, :]
+        return trace.logits, out + rows[::-1]
+
+    @torch.no_grad()
+    def trace(self, X: Tensor, second: bool = False) -> Trace:
+        """One pass through prefix and tail, with φ″ where `second` is set."""
+        a = self.prefix(X)
+        inputs, slopes, bends = [], [], []
+        for layer in self.tail:
+            bias = layer.linear.bias is not None
+            inputs.append(torch.cat([a, a.new_ones(len(a), 1)], dim=1) if bias else a)
+            a, slope, bend = _activate(layer, layer.linear(a), second)
+            slopes.append(slope)
+            bends.append(bend)
+        return Trace(inputs, slopes, bends, a)
+
+    def _prefix_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        chosen = set(self.prefix_names)
+        return ({n: self.params[n] for n in self.prefix_names}, {n: q for n, q in self.params.items() if n not in chosen})
+
+    def prefix_jacobian(self, X: Tensor) -> Tensor:
+        """∂f/∂(prefix parameters), (k, C, width), written out."""
+        params, rest = self._prefix_params()
+
+        def logits(params: dict[str, Tensor], x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.model, {**params, **rest}, (x[None],))
+            return out[0]
+
+        parts = vmap(jacrev(logits), (None, 0))(params, X)
+        return torch.cat([parts[n].flatten(2) for n in self.prefix_names], dim=2)
+
+    def _prefix_gradients(self, X: Tensor, y: Tensor) -> Tensor:
+        params, rest = self._prefix_params()
+
+        def loss(params: dict[str, Tensor], x: Tensor, label: Tensor) -> Tensor:
+            return losses(functional_call(self.model, {**params, **rest}, (x[None],)), label[None])[0]
+
+        parts = vmap(grad(loss), (None, 0, 0))(params, X, y)
+        return torch.cat([parts[n].flatten(1) for n in self.prefix_names], dim=1)
+
+
+def _activate(layer: Dense, z: Tensor, second: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """φ(z), φ′(z) and, where asked for, φ″(z)."""
+    if not len(layer.activation):
+        return z, torch.ones_like(z), None
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        a = layer.activation(z)
+        (slope,) = torch.autograd.grad(a.sum(), z, create_graph=second)
+        bend = None
+        if second and slope.requires_grad:
+            (bend,) = torch.autograd.grad(slope.sum(), z, allow_unused=True)
+    return a.detach(), slope.detach(), bend

@@ -1,0 +1,76 @@
+"""From nonconformity scores to p-values: counting, smoothing, class-conditional, weighted.
+
+One array says who is compared with whom: ``weight[i, y]`` is the weight of training point ``i`` when the candidate's
+label is ``y``. All ones is plain conformal prediction, an indicator of ``y_i = y`` is the class-conditional (Mondrian)
+version, ``w(x_i)`` is the version for covariate shift, and their product is both. `count` uses operators only, so it takes
+NumPy arrays and torch tensors alike; everything else is NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def comparison_weight(
+    y: npt.NDArray[Any], n_classes: int, *, class_conditional: bool = False, weights: npt.NDArray[Any] | None = None
+) -> FloatArray | None:
+    """Weight (n, C) of each training point against a candidate of each label; None where all are one."""
+    if not class_conditional and weights is None:
+        return None
+    weight = np.ones((len(y), n_classes))
+    if class_conditional:
+        weight *= np.asarray(y)[:, None] == np.arange(n_classes)
+    if weights is not None:
+        weight *= np.asarray(weights, dtype=np.float64)[:, None]
+    return weight
+
+
+def count(alpha: Any, tau: Any, tolerance: Any = 0.0, weight: Any = None) -> tuple[Any, Any]:
+    """Weight of the points with alpha > tau and of those tied with it, summed over the first axis.
+
+    ``alpha`` (n, ...), ``tau`` (...), ``tolerance`` and ``weight`` broadcast against ``alpha``. Two scores closer than the
+    tolerance are tied.
+    """
+    above = alpha > tau + tolerance
+    equal = (alpha >= tau - tolerance) & ~above
+    if weight is None:
+        return above.sum(0), equal.sum(0)
+    return (above * weight).sum(0), (equal * weight).sum(0)
+
+
+def p_values(
+    greater: npt.ArrayLike,
+    equal: npt.ArrayLike,
+    total: npt.ArrayLike,
+    own: npt.ArrayLike = 1.0,
+    uniform: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """p-values (m, C) from counts over the training points.
+
+    Parameters
+    ----------
+    greater, equal : array (m, C)
+        Weight of the training points whose score is above, or tied with, the candidate's.
+    total : array broadcastable to (m, C)
+        Weight of all training points the candidate is compared with.
+    own : array broadcastable to (m, C)
+        Weight of the candidate itself; 1 unless points are weighted.
+    uniform : array (m, C), optional
+        Uniform variables; where given, ties (the candidate among them) count by that fraction: the smoothed p-value.
+
+    Examples
+    --------
+    >>> p_values([[1.0]], [[0.0]], 9)
+    array([[0.2]])
+    >>> p_values([[1.0]], [[0.0]], 9, uniform=[[0.5]])
+    array([[0.15]])
+    """
+    greater, equal, total, own = (np.asarray(a, dtype=np.float64) for a in (greater, equal, total, own))
+    share = 1.0 if uniform is None else np.asarray(uniform, dtype=np.float64)
+    # A sum of weights in another order may exceed the total by rounding; a p-value is at most one.
+    return np.minimum((greater + share * (equal + own)) / (total + own), 1.0)

@@ -1,0 +1,1 @@
+"""How nonconforming each training point and each candidate is."""

@@ -1,0 +1,165 @@
+"""What every approximation of full CP needs of the training bag, and the loop that turns scores into counts.
+
+An approximation is a function ``scorer(training, X, q)`` that returns the candidates' scores τ (m, C) and a function from a slice of
+training points to their scores α (m, k, C). Training points and candidates pass in blocks; n × (m·C) scores are never held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullconformal import pvalues
+from fullconformal.curvature.base import Factor
+from fullconformal.problem import Problem, Rows, contract, flat, losses, select
+
+Alpha = Callable[[slice], Tensor]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The bag at θ_Z: losses ℓ_i (n,), self-influences s_i = g_iᵀ𝓗⁻¹g_i (n,), gradients, and 𝓗⁻¹g_i where kept."""
+
+    problem: Problem
+    factor: Factor
+    loss: Tensor
+    self_influence: Tensor
+    gradients: list[Rows] | None
+    solved: list[Tensor] | None  # one (n, o, i) tensor a parameter block
+    memory: int
+
+    def rows(self, index: Tensor | slice) -> list[Rows]:
+        """Gradients of the training points at the given positions."""
+        if self.gradients is not None:
+            return select(self.gradients, index)
+        return self.problem.gradients(self.problem.X[index], self.problem.y[index])
+
+    def solved_rows(self, index: slice) -> Tensor:
+        """𝓗⁻¹g_i (k, p) of the training points at the given positions."""
+        if self.solved is not None:
+            return torch.cat([part[index].flatten(1) for part in self.solved], dim=1)
+        return self.factor.solve(flat(self.rows(index)))
+
+    @property
+    def scale(self) -> Tensor:
+        """Size of the terms that make up each training point's score, (n,)."""
+        return self.loss.abs() + self.self_influence.abs()
+
+
+def tie_tolerance(problem: Problem, scale: Tensor, tau: Tensor) -> Tensor:
+    """Scores closer than this are tied: the rounding error of their terms."""
+    return rounding(problem) * (scale + tau.abs())
+
+
+def rounding(problem: Problem) -> float:
+    """Relative rounding error granted to a product of p terms."""
+    return 32 * math.sqrt(problem.p) * torch.finfo(problem.X.dtype).eps
+
+
+def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) -> Training:
+    """One pass over the bag: losses, gradients and self-influences; 𝓗⁻¹g_i kept where asked and where it fits half the memory."""
+    n, p, size = problem.n, problem.p, problem.X.element_size()
+    like = problem.X
+    keep_solved = keep_solved and n * p * size <= memory // 2
+    keep_gradients = n * sum(b.o + b.i for b in problem.blocks) * size <= memory // 4
+    step = max(1, min(4096, n, memory // 8 // (3 * p * size)))
+    loss, self_influence = like.new_empty(n), like.new_empty(n)
+    solved = [like.new_empty(n, b.o, b.i) for b in problem.blocks] if keep_solved else None
+    gradients: list[list[Rows]] = []
+    for start in range(0, n, step):
+        at = slice(start, min(start + step, n))
+        loss[at] = losses(problem.logits(problem.X[at]), problem.y[at])
+        parts = [problem.gradients(X, y) for X, y in zip(
+            problem.X[at].split(problem.chunk), problem.y[at].split(problem.chunk), strict=True)]  # fmt: skip
+        rows = join(parts)
+        if keep_gradients:
+            gradients.append(rows)
+        G = flat(rows)
+        if factor.positive_definite:
+            half = factor.half(G)
+            self_influence[at] = (half**2).sum(1)
+            U = factor.back(half) if solved is not None else None
+        else:
+            U = factor.solve(G)
+            self_influence[at] = (U * G).sum(1)
+        if solved is not None and U is not None:
+            for part, b in zip(solved, problem.blocks, strict=True):
+                part[at] = U[:, b.start : b.stop].view(-1, b.o, b.i)
+    return Training(problem, factor, loss, self_influence, join(gradients) if keep_gradients else None, solved, memory)
+
+
+def join(parts: list[list[Rows]]) -> list[Rows]:
+    """Rows of consecutive points put together."""
+    if len(parts) == 1:
+        return parts[0]
+    return [
+        Rows(torch.cat([r.left for r in block]), None if block[0].right is None else torch.cat([r.right for r in block]))  # type: ignore[misc]
+        for block in zip(*parts, strict=True)
+    ]
+
+
+def candidate_gradients(J: list[Rows], logits: Tensor) -> list[Rows]:
+    """Gradients ĝ_y = Jᵀ(π − e_y) of every candidate as rows (m, C, o) ⊗ (m, i)."""
+    pi = torch.softmax(logits, -1)
+    return [Rows(mean.left[:, None, :] - rows.left, rows.right) for rows, mean in zip(J, contract(J, pi), strict=True)]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Weight of the training points above and tied with each candidate, (m, C) each; the share of pairs whose product was formed."""
+
+    greater: np.ndarray
+    equal: np.ndarray
+    touched: float
+
+
+@torch.no_grad()
+def count_scores(
+    scorer: Callable[[Training, Tensor, float], tuple[Tensor, Alpha]],
+    training: Training,
+    X: Tensor,
+    q: float,
+    weight: Tensor | None = None,
+    progress: Progress | None = None,
+) -> Counts:
+    """Counts for the candidates of every x in X (m, ...), block by block."""
+    problem = training.problem
+    n_classes = problem.logits(X[:1]).shape[1]
+    width = max([b.o for b in problem.blocks]) + 8 * n_classes
+    limit = max(1, training.memory // 16 // (width * X.element_size()))
+    scale = training.scale
+    k = max(1, min(problem.n, 4096, limit))
+    m = max(1, min(len(X), limit // k))
+    greater, equal = [], []
+    for start in range(0, len(X), m):
+        tau, alpha = scorer(training, X[start : start + m], q)
+        above = tied = torch.zeros_like(tau, dtype=torch.float64)
+        for at in range(0, problem.n, k):
+            block = slice(at, min(at + k, problem.n))
+            part = pvalues.count(
+                alpha(block).transpose(0, 1),
+                tau,
+                tie_tolerance(problem, scale[block, None, None], tau),
+                None if weight is None else weight[block, None, :],
+            )
+            above, tied = above + part[0], tied + part[1]
+        greater.append(above)
+        equal.append(tied)
+        if progress is not None:
+            progress(min(start + m, len(X)), len(X))
+    return Counts(torch.cat(greater).cpu().numpy(), torch.cat(equal).cpu().numpy(), 1.0)
+
+
+@torch.no_grad()
+def all_scores(
+    scorer: Callable[[Training, Tensor, float], tuple[Tensor, Alpha]], training: Training, X: Tensor, q: float
+) -> tuple[Tensor, Tensor]:
+    """All scores at once, α (m, n, C) and τ (m, C): for small problems, diagnostics and tests."""
+    tau, alpha = scorer(training, X, q)
+    return alpha(slice(0, training.problem.n)), tau

@@ -1,0 +1,81 @@
+"""The Newton approximation: ẑ is added by one Newton step with the updated curvature, i removed by ALO at the new point.
+
+    Δ = −𝓗⁻¹Ĵᵀ(I + ŜÂ)⁻¹r̂        f̄_i = f_i + J_iΔ        Ā_i = A_i − B_i(I + ŜÂ)⁻¹ŜB_iᵀ
+    α_i = ℓ(y_i, f̄_i + Ā_i(I − S̄_iĀ_i)⁻¹r̄_i)        α_{n+1} = ℓ̂              A_i = J_i𝓗⁻¹J_iᵀ,  B_i = J_i𝓗⁻¹Ĵᵀ
+
+These are the formulas of q = 1. For other q the removal is taken by `shift` with t ↦ ((1−t)^(−q) − 1)/t and the candidate's own
+addition with t ↦ ((1+t)^(q−1) − 1)/t: nothing removed and all added at q = 0, the reverse at q = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fullconformal.problem import candidate_losses, flat, residuals, softmax_curvature
+from fullconformal.scores.base import Alpha, Training
+
+
+def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
+    """Scores τ (m, C) of the candidates and α (m, k, C) of the training points in a slice."""
+    problem, factor = training.problem, training.factor
+    logits, J = problem.jacobian(X)
+    m, n_classes = logits.shape
+    written = flat(J)
+    solved = factor.solve(written.flatten(0, 1)).view_as(written)  # Ĵ𝓗⁻¹, (m, C, p)
+    A = written @ solved.mT
+    S = softmax_curvature(logits)
+    eye = torch.eye(n_classes, dtype=X.dtype, device=X.device)
+    r = torch.softmax(logits, -1)[:, None, :] - eye  # r̂_y, (m, C labels, C)
+    M = torch.linalg.inv(eye + S @ A)
+    tau = candidate_losses(logits)
+    if q < 1:
+        moved = logits[:, None, :] + shift(A[:, None], S[:, None], r, lambda t: _ratio(lambda u: (1 + u) ** (q - 1), t, q - 1))
+        tau = candidate_losses(moved).diagonal(dim1=1, dim2=2)
+
+    def alpha(block: slice) -> Tensor:
+        Z, y = problem.X[block], problem.y[block]
+        f, Ji = problem.jacobian(Z)
+        Jw = flat(Ji)
+        k = len(Z)
+        Ai = Jw @ factor.solve(Jw.flatten(0, 1)).view_as(Jw).mT
+        scores = []
+        for j in range(m):
+            B = Jw @ solved[j].T  # (k, C, C)
+            Abar = Ai - B @ (M[j] @ S[j]) @ B.mT
+            fbar = f[:, None, :] - torch.einsum("kcd,yd->kyc", B @ M[j], r[j])
+            fbar = fbar.reshape(k * n_classes, n_classes)
+            labels = y.repeat_interleave(n_classes)
+            if q > 0:
+                fbar = fbar + removal(Abar.repeat_interleave(n_classes, 0), fbar, residuals(fbar, labels), q)
+            loss = torch.logsumexp(fbar, -1) - fbar.gather(-1, labels[:, None])[:, 0]
+            scores.append(loss.view(k, n_classes))
+        return torch.stack(scores)
+
+    return tau, alpha
+
+
+def removal(A: Tensor, f: Tensor, r: Tensor, q: float) -> Tensor:
+    """Shift of the logits f (k, C) when a point is removed, wholly (q = 1) or in part."""
+    S = softmax_curvature(f)
+    if q == 1:
+        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        return (A @ torch.linalg.solve(eye - S @ A, r[..., None]))[..., 0]
+    return shift(A, S, r, lambda t: _ratio(lambda u: (1 - u).clamp_min(1e-12) ** (-q), t, q))
+
+
+def shift(A: Tensor, S: Tensor, r: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor:
+    """A^½ φ(A^½ S A^½) A^½ r for positive semi-definite A and S, (..., C)."""
+    values, vectors = torch.linalg.eigh((A + A.mT) / 2)
+    root = (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT
+    t, Q = torch.linalg.eigh(root @ S @ root)
+    inner = Q.mT @ (root @ r[..., None])
+    return (root @ (Q @ (phi(t)[..., None] * inner)))[..., 0]
+
+
+def _ratio(power: Callable[[Tensor], Tensor], t: Tensor, slope: float) -> Tensor:
+    """(power(t) − 1)/t, and its limit near t = 0."""
+    small = t.abs() < 1e-7
+    return torch.where(small, torch.full_like(t, slope), (power(t) - 1) / torch.where(small, torch.ones_like(t), t))

@@ -1,0 +1,132 @@
+"""Slow, literal versions of the formulas, written from the paper: what the fast code is compared with.
+
+Everything here loops over single points, forms the Hessian by `torch.func`, inverts it explicitly and works in the paper's mean form:
+influence of z on the parameters −(1/N)·H⁻¹∇ℓ(z), with H the Hessian of the mean risk, penalty included.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacrev
+
+
+class Oracle:
+    """A model at θ_Z in the order of its named parameters."""
+
+    def __init__(self, model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float] | float):
+        self.model, self.X, self.y = model, X, y
+        self.params = {n: q.detach() for n, q in model.named_parameters() if q.requires_grad}
+        self.theta = torch.cat([q.reshape(-1) for q in self.params.values()])
+        by_name = penalty if isinstance(penalty, dict) else dict.fromkeys(self.params, penalty)
+        self.penalty = torch.cat([torch.full((q.numel(),), by_name.get(n, 0.0)) for n, q in self.params.items()]).to(X)
+
+    def unpack(self, theta: Tensor) -> dict[str, Tensor]:
+        out, at = {}, 0
+        for name, q in self.params.items():
+            out[name] = theta[at : at + q.numel()].view_as(q)
+            at += q.numel()
+        return out
+
+    def logits(self, theta: Tensor, X: Tensor) -> Tensor:
+        return functional_call(self.model, self.unpack(theta), (X,))
+
+    def loss(self, theta: Tensor, x: Tensor, label: int) -> Tensor:
+        return -torch.log_softmax(self.logits(theta, x[None])[0], 0)[label]
+
+    def gradient(self, theta: Tensor, x: Tensor, label: int) -> Tensor:
+        theta = theta.clone().requires_grad_()
+        return torch.autograd.grad(self.loss(theta, x, label), theta)[0]
+
+    def risk(self, theta: Tensor) -> Tensor:
+        f = self.logits(theta, self.X)
+        total = -torch.log_softmax(f, 1)[torch.arange(len(self.y)), self.y].sum() + (self.penalty * theta**2).sum() / 2
+        return total / len(self.y)
+
+    def hessian(self) -> Tensor:
+        return hessian(self.risk)(self.theta)
+
+    def ggn(self) -> Tensor:
+        J = jacrev(lambda t: self.logits(t, self.X))(self.theta)
+        pi = torch.softmax(self.logits(self.theta, self.X), 1)
+        total = torch.diag(self.penalty)
+        for i in range(len(self.X)):
+            total = total + J[i].T @ (torch.diag(pi[i]) - torch.outer(pi[i], pi[i])) @ J[i]
+        return total / len(self.X)
+
+
+def algorithm_2(oracle: Oracle, H: Tensor, damping: float, X: Tensor, q: float, approximation: str) -> tuple:
+    """The paper's Algorithm 2, point by point: p-values (m, C), α (m, n, C), τ (m, C). q = 1 deleted, 0 ordinary."""
+    n, theta = len(oracle.X), oracle.theta
+    # The pseudo-inverse, because unpenalised softmax intercepts leave one direction without curvature.
+    Hinv = torch.linalg.pinv(H + damping * torch.eye(len(H), dtype=H.dtype), hermitian=True)
+    n_classes = oracle.logits(theta, X[:1]).shape[1]
+    g = [oracle.gradient(theta, oracle.X[i], int(oracle.y[i])) for i in range(n)]
+    losses = [oracle.loss(theta, oracle.X[i], int(oracle.y[i])) for i in range(n)]
+    alpha = np.zeros((len(X), n, n_classes))
+    tau, p = np.zeros((len(X), n_classes)), np.zeros((len(X), n_classes))
+    for j, x in enumerate(X):
+        for label in range(n_classes):
+            ghat = oracle.gradient(theta, x, label)
+            add = -Hinv @ ghat / n  # influence of ẑ on the parameters
+            for i in range(n):
+                remove = -(-Hinv @ g[i] / n)
+                if approximation == "direct":
+                    alpha[j, i, label] = losses[i] + g[i] @ add + q * (g[i] @ remove)
+                else:
+                    alpha[j, i, label] = oracle.loss(theta + add + q * remove, oracle.X[i], int(oracle.y[i]))
+            # ẑ itself: added, and (deleted) removed again.
+            if approximation == "direct":
+                tau[j, label] = oracle.loss(theta, x, label) + (1 - q) * (ghat @ add)
+            else:
+                tau[j, label] = oracle.loss(theta + (1 - q) * add, x, label)
+            p[j, label] = (1 + sum(alpha[j, i, label] >= tau[j, label] for i in range(n))) / (n + 1)
+    return p, alpha, tau
+
+
+def newton_scores(oracle: Oracle, H: Tensor, damping: float, X: Tensor, q: float) -> tuple:
+    """Section 5's approximation with the updated curvature formed and inverted: α (m, n, C), τ (m, C)."""
+    n, theta = len(oracle.X), oracle.theta
+    full = n * (H + damping * torch.eye(len(H), dtype=H.dtype))
+    n_classes = oracle.logits(theta, X[:1]).shape[1]
+    alpha, tau = np.zeros((len(X), n, n_classes)), np.zeros((len(X), n_classes))
+    jac = jacrev(lambda t, x: oracle.logits(t, x[None])[0])
+    for j, x in enumerate(X):
+        f, J = oracle.logits(theta, x[None])[0], jac(theta, x)
+        pi = torch.softmax(f, 0)
+        S = torch.diag(pi) - torch.outer(pi, pi)
+        # The pseudo-inverse of the curvature with ẑ in it.
+        added = torch.linalg.pinv(full + J.T @ S @ J, hermitian=True)
+        for label in range(n_classes):
+            r = pi - torch.eye(n_classes, dtype=pi.dtype)[label]
+            step = -added @ J.T @ r
+            if q == 1:
+                fhat = f
+            else:  # f + S⁺((I + SA)^{q−1} − I)r, by the matrix function itself
+                A = J @ torch.linalg.pinv(full, hermitian=True) @ J.T
+                fhat = f + pseudo_shift(A, S, r, lambda M: fractional(M, q - 1), +1)
+            tau[j, label] = torch.logsumexp(fhat, 0) - fhat[label]
+            for i in range(n):
+                fi, Ji = oracle.logits(theta, oracle.X[i][None])[0], jac(theta, oracle.X[i])
+                fbar = fi + Ji @ step
+                Abar = Ji @ added @ Ji.T
+                pbar = torch.softmax(fbar, 0)
+                Sbar = torch.diag(pbar) - torch.outer(pbar, pbar)
+                rbar = pbar - torch.eye(n_classes, dtype=pi.dtype)[oracle.y[i]]
+                fbar = fbar + pseudo_shift(Abar, Sbar, rbar, lambda M: fractional(M, -q), -1)
+                alpha[j, i, label] = torch.logsumexp(fbar, 0) - fbar[oracle.y[i]]
+    return alpha, tau
+
+
+def pseudo_shift(A: Tensor, S: Tensor, r: Tensor, power, sign: int) -> Tensor:
+    """S⁺(power(I ± SA) − I)r, plus nothing along the null space of S: literal, and only for well-conditioned S."""
+    eye = torch.eye(len(r), dtype=r.dtype)
+    shift = torch.linalg.pinv(S, hermitian=True) @ ((power(eye + sign * S @ A) - eye) @ r)
+    return shift  # up to a multiple of the ones vector, to which the loss is blind
+
+
+def fractional(M: Tensor, exponent: float) -> Tensor:
+    """A real power of a matrix with positive eigenvalues, by its (non-symmetric) eigendecomposition."""
+    values, vectors = torch.linalg.eig(M)
+    return (vectors @ torch.diag(values**exponent) @ torch.linalg.inv(vectors)).real
