@@ -20,7 +20,7 @@ class Oracle:
         self.params = {n: q.detach() for n, q in model.named_parameters() if q.requires_grad}
         self.theta = torch.cat([q.reshape(-1) for q in self.params.values()])
         by_name = penalty if isinstance(penalty, dict) else dict.fromkeys(self.params, penalty)
-        self.penalty = torch.cat([torch.full((q.numel(),), by_name.get(n, 0.0)) for n, q in self.params.items()]).to(X)
+        self.penalty = torch.cat([X.new_full((q.numel(),), by_name.get(n, 0.0)) for n, q in self.params.items()])
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
         out, at = {}, 0

@@ -15,11 +15,12 @@ SERVICES = ["report", "storage", "diagnostics"]
 # What each module, or each module of a folder, may import from the package. A name stands for itself and its inside.
 LAYERS = {
     **{name: [] for name in ARRAYS},
+    "metrics": ["sets"],
     "models": ["models"],
     "data": ["data"],
     "problem": [],
     "convex": [],
-    "curvature": ["problem", "curvature.base"],
+    "curvature": ["problem", "curvature.base", "curvature.structured"],
     "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base"],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},

@@ -209,8 +209,8 @@ def test_bad_sets(call, sets, message):
     ("p", "message"),
     [
         (SETS, r"p must hold p-values, got booleans"),
-        (P[0], r"p must have shape \(m, C\)"),
-        (P[:0], r"p is empty"),
+        (P[0], r"p must be a non-empty array of shape \(m, C\)"),
+        (P[:0], r"p must be a non-empty array"),
         (P * np.nan, r"p must hold p-values in \[0, 1\]"),
         (P + 1, r"p must hold p-values in \[0, 1\]"),
         (P - 1, r"p must hold p-values in \[0, 1\]"),

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fullconformal.sets import check_p, members, prediction_sets
+
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -120,14 +122,14 @@ def size_curve(p: npt.ArrayLike, epsilons: npt.ArrayLike) -> Curve:
     >>> size_curve([[0.5, 0.1], [0.3, 0.02]], [0.05, 0.2]).value
     array([1.5, 1. ])
     """
-    p = _check_p(p)
+    p = check_p(p)
     epsilons = np.asarray(epsilons, dtype=np.float64)
     if epsilons.ndim != 1 or epsilons.size == 0 or not ((epsilons >= 0) & (epsilons <= 1)).all():
         raise ValueError(
             f"epsilons must be a non-empty one-dimensional array of numbers in [0, 1], got shape {epsilons.shape}; "
             "for example np.linspace(0, 0.2, 41)."
         )
-    points = [_mean(_in_set(p, epsilon).sum(axis=1)) for epsilon in epsilons]
+    points = [_mean(members(p, epsilon).sum(axis=1)) for epsilon in epsilons]
     return Curve(epsilons, np.array([e.value for e in points]), np.array([e.se for e in points]))
 
 
@@ -143,7 +145,7 @@ def size_auc(p: npt.ArrayLike, lo: float = 0.0, hi: float = 0.2) -> Estimate:
     """
     if not 0 <= lo < hi <= 1:
         raise ValueError(f"lo and hi must satisfy 0 <= lo < hi <= 1, got lo={lo!r}, hi={hi!r}.")
-    return _mean((np.clip(_check_p(p), lo, hi) - lo).sum(axis=1))
+    return _mean((np.clip(check_p(p), lo, hi) - lo).sum(axis=1))
 
 
 def fuzziness(p: npt.ArrayLike) -> Estimate:
@@ -154,7 +156,7 @@ def fuzziness(p: npt.ArrayLike) -> Estimate:
     >>> print(fuzziness([[0.5, 0.1, 0.1], [0.3, 0.0, 0.0]]))
     0.100 ± 0.100
     """
-    p = _check_p(p)
+    p = check_p(p)
     return _mean(p.sum(axis=1) - p.max(axis=1))
 
 
@@ -166,7 +168,7 @@ def observed_fuzziness(p: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLik
     >>> print(observed_fuzziness([[0.5, 0.1, 0.1], [0.3, 0.0, 0.0]], [0, 0]))
     0.100 ± 0.100
     """
-    p = _check_p(p)
+    p = check_p(p)
     codes, _ = _encode(y, classes, p.shape)
     return _mean(p.sum(axis=1) - p[np.arange(len(p)), codes])
 
@@ -189,13 +191,13 @@ def summary(
     fuzziness           0.125 ± 0.075
     observed_fuzziness  0.125 ± 0.075
     """
-    p = _check_p(p)
+    p = check_p(p)
     if not np.isscalar(confidence_level) or isinstance(confidence_level, str) or not 0 < confidence_level < 1:
         raise ValueError(
             f"confidence_level must be one number strictly between 0 and 1, got {confidence_level!r}; "
             "call summary once for each level."
         )
-    sets = _in_set(p, 1.0 - confidence_level)
+    sets = prediction_sets(p, confidence_level)
     return {
         "coverage": coverage(sets, y, classes),
         "error_rate": error_rate(sets, y, classes),
@@ -212,11 +214,6 @@ def _mean(values: npt.NDArray[Any]) -> Estimate:
     """Mean of values (m,) and its standard error."""
     m = len(values)
     return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(m)) if m > 1 else float("nan"))
-
-
-def _in_set(p: FloatArray, epsilon: float) -> BoolArray:
-    """Sets (m, C) at significance epsilon; p equal to it up to rounding is out, as in `sets.prediction_sets`."""
-    return p > epsilon + 1e-12
 
 
 def _covered(
@@ -261,17 +258,6 @@ def _check_sets(sets: npt.ArrayLike) -> BoolArray:
         )
     _check_shape("sets", sets.shape)
     return sets
-
-
-def _check_p(p: npt.ArrayLike) -> FloatArray:
-    """p-values (m, C) as float64, or an error that says what is wrong with them."""
-    if np.asarray(p).dtype == np.bool_:
-        raise ValueError("p must hold p-values, got booleans; pass predict_p(X), not predict_set(X).")
-    p = np.asarray(p, dtype=np.float64)
-    _check_shape("p", p.shape)
-    if not ((p >= 0) & (p <= 1)).all():
-        raise ValueError("p must hold p-values in [0, 1]: found NaN or values outside; pass predict_p(X), not scores.")
-    return p
 
 
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:

@@ -227,6 +227,12 @@ class Problem:
                 out[names[1]] = matrix[:, -1]
         return out
 
+    @torch.no_grad()
+    def assign(self, theta: Tensor) -> None:
+        """Make θ the model's parameters, in place."""
+        for name, value in self.unpack(theta).items():
+            self.params[name].copy_(value)
+
     def gauge(self) -> Tensor:
         """Index sets (g, C) of the flat vector along which the loss is invariant and nothing is penalised.
 

@@ -50,14 +50,20 @@ def prediction_sets(
     >>> prediction_sets([[0.7, 0.1, 0.02]], 0.2, allow_empty=False)
     array([[ True, False, False]])
     """
-    p = _check_p(p)
-    levels = _check_levels(confidence_level)
-    sets = p[:, :, None] > (1.0 - levels.ravel()) + ROUNDING
+    p = check_p(p)
+    levels = check_levels(confidence_level)
+    sets = members(p[:, :, None], 1.0 - levels.ravel())
     if not allow_empty:
         empty: BoolArray = np.logical_not(sets.any(axis=1))  # (m, L)
         # Among the labels of largest p only, or a set at a higher level could lose the label added here.
         sets |= _likeliest(p, proba)[:, :, None] & empty[:, None, :]
     return sets if levels.ndim else sets[:, :, 0]
+
+
+def members(p: npt.NDArray[np.float64], epsilon: float | npt.NDArray[np.float64]) -> BoolArray:
+    """Whether labels are in the set at significance ε: p > ε, and not where the two are equal up to rounding."""
+    inside: BoolArray = p > epsilon + ROUNDING
+    return inside
 
 
 def as_labels(sets: npt.ArrayLike, classes: npt.ArrayLike) -> list[npt.NDArray[Any]]:
@@ -79,8 +85,10 @@ def as_labels(sets: npt.ArrayLike, classes: npt.ArrayLike) -> list[npt.NDArray[A
     return [classes[row] for row in sets]
 
 
-def _check_p(p: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """p (m, C) as float64, or an error that says what is wrong with it."""
+def check_p(p: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """p-values (m, C) as float64, or an error that says what is wrong with them."""
+    if np.asarray(p).dtype == np.bool_:
+        raise ValueError("p must hold p-values, got booleans; pass predict_p(X), not predict_set(X).")
     p = np.asarray(p, dtype=np.float64)
     if p.ndim != 2 or p.size == 0:
         raise ValueError(f"p must be a non-empty array of shape (m, C), got shape {p.shape}; pass predict_p(X).")
@@ -89,7 +97,7 @@ def _check_p(p: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return p
 
 
-def _check_levels(confidence_level: Any) -> npt.NDArray[np.float64]:
+def check_levels(confidence_level: Any) -> npt.NDArray[np.float64]:
     """Levels () or (L,) as float64, each in (0, 1), or an error that says which is not."""
     try:
         levels = np.asarray(confidence_level, dtype=np.float64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -62,23 +63,45 @@ def train(
 
     The objective is the mean cross-entropy plus ½ Σ (Λ/n) θ², Λ by parameter name. The model stays in the mode it is in.
     """
+    with threads(1 if batch_size * sum(q.numel() for q in model.parameters()) < 2**24 else torch.get_num_threads()):
+        _adam(model, X, y, penalty, max_epochs, batch_size, learning_rate, seed, progress)
+    _polish(model, X, y, penalty, tol, max_iter)
+    if progress is not None:
+        progress(max_epochs + 1, max_epochs + 1)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Small matrices want one thread: two that wait for each other on a busy machine took ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _objective(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], n: int) -> Tensor:
+    """Mean cross-entropy of a batch plus the penalty's share, (1/2n) Σ Λ θ²."""
+    loss = nn.functional.cross_entropy(model(X), y)
+    for name, q in model.named_parameters():
+        if q.requires_grad and penalty.get(name, 0.0):
+            loss = loss + penalty[name] / (2 * n) * (q**2).sum()
+    return loss
+
+
+def _adam(
+    model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float],
+    max_epochs: int, batch_size: int, learning_rate: float, seed: int, progress: Progress | None,
+) -> None:  # fmt: skip
     n = len(y)
     generator = torch.Generator().manual_seed(seed)
-    params = [(penalty.get(name, 0.0) / n, q) for name, q in model.named_parameters() if q.requires_grad]
-
-    def objective(X: Tensor, y: Tensor) -> Tensor:
-        loss = nn.functional.cross_entropy(model(X), y)
-        for weight, q in params:
-            if weight:
-                loss = loss + weight / 2 * (q**2).sum()
-        return loss
-
-    adam = torch.optim.Adam([q for _, q in params], lr=learning_rate)
+    adam = torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(max_epochs, 1))
     for epoch in range(max_epochs):
         for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):
             adam.zero_grad()
-            loss = objective(X[index], y[index])
+            loss = _objective(model, X[index], y[index], penalty, n)
             loss.backward()  # type: ignore[no-untyped-call]
             adam.step()
         schedule.step()
@@ -86,20 +109,18 @@ def train(
             raise NotFinite("the training loss is not finite; standardise the features or lower the learning rate")
         if progress is not None:
             progress(epoch + 1, max_epochs + 1)
-    _polish([q for _, q in params], lambda: objective(X, y), tol, max_iter)
-    if progress is not None:
-        progress(max_epochs + 1, max_epochs + 1)
 
 
-def _polish(params: list[nn.Parameter], objective: Callable[[], Tensor], tol: float, max_iter: int) -> None:
-    """L-BFGS with strong Wolfe line search until |∇|∞ ≤ tol."""
+def _polish(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], tol: float, max_iter: int) -> None:
+    """L-BFGS with strong Wolfe line search on the whole bag until |∇|∞ ≤ tol."""
+    params = [q for q in model.parameters() if q.requires_grad]
     lbfgs = torch.optim.LBFGS(
         params, max_iter=max_iter, tolerance_grad=tol, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
         lbfgs.zero_grad()
-        loss = objective()
+        loss = _objective(model, X, y, penalty, len(y))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 

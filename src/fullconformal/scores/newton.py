@@ -58,12 +58,25 @@ def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
 
 
 def removal(A: Tensor, f: Tensor, r: Tensor, q: float) -> Tensor:
-    """Shift of the logits f (k, C) when a point is removed, wholly (q = 1) or in part."""
+    """Shift of the logits f (k, C) when a point is removed, wholly (q = 1) or in part.
+
+    An eigenvalue of SA at or above 1 means that the point decides its own prediction: it is taken just below 1, where the
+    loss grows without bound, instead of letting the formula change sign.
+    """
     S = softmax_curvature(f)
-    if q == 1:
-        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        return (A @ torch.linalg.solve(eye - S @ A, r[..., None]))[..., 0]
-    return shift(A, S, r, lambda t: _ratio(lambda u: (1 - u).clamp_min(1e-12) ** (-q), t, q))
+    if q < 1:
+        return shift(A, S, r, lambda t: _ratio(lambda u: (1 - u).clamp_min(1e-9) ** (-q), t, q))
+    # (I − SA)⁻¹ = I + B(I − BᵀAB)⁻¹BᵀA with S = BBᵀ, B = diag(√π)(I − √π√πᵀ): one Cholesky a point.
+    root = torch.softmax(f, -1).sqrt()
+    B = torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
+    Ar = A @ r[..., None]
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    L, failed = torch.linalg.cholesky_ex(eye - B.mT @ A @ B)
+    out = (Ar + A @ (B @ torch.cholesky_solve(B.mT @ Ar, L)))[..., 0]
+    beyond = failed > 0
+    if beyond.any():
+        out[beyond] = shift(A[beyond], S[beyond], r[beyond], lambda t: 1 / (1 - t).clamp_min(1e-9))
+    return out
 
 
 def shift(A: Tensor, S: Tensor, r: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,0 +1,94 @@
+"""The command `fullconformal`. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fullconformal")
+def main() -> None:
+    """Prediction sets by full conformal prediction."""
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("fullconformal-demo.png"),
+              show_default=True, help="Where the figure goes.")  # fmt: skip
+@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.99, show_default=True,
+              help="Confidence level of the sets.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of training.")
+def demo(out: Path, confidence: float, seed: int) -> None:
+    """Digits, a small network, and the schemes of full CP beside split CP."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier, metrics
+    from fullconformal.models import mlp
+    from fullconformal.report.demo import draw, in_words, interesting
+    from fullconformal.sets import as_labels, prediction_sets
+
+    if not out.resolve().parent.is_dir():
+        raise click.BadParameter(f"the folder {out.resolve().parent} does not exist", param_hint="--out")
+    console = Console()
+    import torch
+
+    data = load_digits()
+    X, Xt, y, yt, _, images = train_test_split(
+        data.data / 16, data.target, data.images, test_size=500, random_state=seed, stratify=data.target
+    )
+    console.print(f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n")
+    torch.manual_seed(seed)
+    network = mlp(64, (32,), 10)
+
+    start = time.perf_counter()
+    full = FullConformalClassifier(network, method="influence", confidence_level=confidence, random_state=seed, verbose=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConformalWarning)
+        full.fit(X, y)
+    fitted = time.perf_counter() - start
+    p, seconds = {}, {}
+    for scheme in ("deleted", "studentized", "ordinary"):
+        start = time.perf_counter()
+        p[scheme] = full.set_params(scheme=scheme).predict_p(Xt)
+        seconds[scheme] = (fitted, time.perf_counter() - start)
+    full.set_params(scheme="deleted")
+    start = time.perf_counter()
+    split = SplitConformalClassifier(network, random_state=seed).fit(X, y)
+    halfway = time.perf_counter()
+    p["split"] = split.predict_p(Xt)
+    seconds["split"] = (halfway - start, time.perf_counter() - halfway)
+
+    title = f"{len(yt)} test images, {confidence:.0%} confidence"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for head in ("method", "coverage", "set size", "size AUC", "fit", "predict"):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for name, values in p.items():
+        told = metrics.summary(values, yt, confidence)
+        label = "split CP" if name == "split" else f"full, {name}"
+        table.add_row(label, *(str(told[k]) for k in ("coverage", "mean_size", "size_auc")),
+                      *(f"{s:.2f} s" for s in seconds[name]))  # fmt: skip
+    console.print(table)
+    console.print("[dim]The three schemes of full CP share one fit. Size AUC: area under set size against ε in [0, 0.2]. ±: one standard error.[/]\n")
+
+    console.print("[bold]A few sets in words[/] (full CP, deleted)")
+    chosen = interesting(p["deleted"], 6, confidence)
+    for at, labels in zip(chosen, as_labels(prediction_sets(p["deleted"][chosen], confidence), full.classes_), strict=True):
+        console.print(f"  image {at:3d}: {in_words(labels, yt[at], confidence)}", highlight=False)
+
+    console.print("\n[bold]Diagnostics[/]")
+    console.print(str(full.diagnose()), highlight=False, markup=False)
+    if not caught:
+        console.print("Nothing to warn of.")
+    draw(out, p, "deleted", images, yt, full.classes_, confidence)
+    console.print(f"\nFigure: {out.resolve()}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What a user must be told about an approximation before trusting its sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fullconformal.problem import flat
+from fullconformal.scores.base import Training
+
+LEVERAGE_FLOPS = 2e10  # what may be spent on leverages
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Facts about the fit and its curvature; prints as a table, `warnings` says in words what is wrong.
+
+    Attributes
+    ----------
+    n_points, n_parameters : int
+    gradient : float
+        Largest entry of ∇F/n at θ; 0 at a minimum.
+    newton_decrement : float
+        √(∇Fᵀ𝓗⁻¹∇F), the distance to the minimum in the metric in which points have influence √s.
+    largest_influence : float
+        Largest √s_i: what the decrement is to be compared with.
+    damping, smallest_eigenvalue : float
+        Added to the mean-form curvature; smallest eigenvalue of the damped one.
+    positive_definite : bool
+    largest_leverage : float
+        Largest eigenvalue of S_iA_i over `leverage_points` points: near 1 a point decides its own prediction.
+    leverage_points : int
+    negative_scores : int
+        Training points whose linearised loss ℓ_i − s_i is negative, which no loss can be.
+    """
+
+    n_points: int
+    n_parameters: int
+    curvature: str
+    gradient: float
+    newton_decrement: float
+    largest_influence: float
+    damping: float
+    damping_chosen: bool
+    smallest_eigenvalue: float
+    positive_definite: bool
+    largest_leverage: float
+    leverage_points: int
+    negative_scores: int
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong and what to do about it, one sentence each; empty where nothing is."""
+        out = []
+        if not self.positive_definite:
+            out.append(
+                f"the {self.curvature} is indefinite (smallest eigenvalue {self.smallest_eigenvalue:.2g} with damping "
+                f"{self.damping:g}): influences have the wrong sign along some directions; use curvature='ggn' or damping=None"
+            )
+        if self.damping_chosen and self.damping > 0:
+            out.append(
+                f"the {self.curvature} is not positive definite and was damped by {self.damping:.2g}; use curvature='ggn', "
+                "raise l2, or give a damping of your own"
+            )
+        if self.newton_decrement > self.largest_influence:
+            out.append(
+                f"the model is not at a minimum on these data (Newton decrement {self.newton_decrement:.2g}, largest influence "
+                f"of a point {self.largest_influence:.2g}): train longer, or with prefit=True give the training data and its l2"
+            )
+        if self.n_parameters > 0.1 * self.n_points:
+            out.append(
+                f"{self.n_parameters} parameters for {self.n_points} points: approximate p-values may be too small here; "
+                "raise l2, use fewer parameters (curvature='last_layer'), or check the coverage on held-out points"
+            )
+        if self.largest_leverage > 0.5:
+            out.append(
+                f"the largest leverage is {self.largest_leverage:.2f}: some points decide their own prediction, and removing "
+                "them is beyond a linear approximation; raise l2 or use approximation='newton'"
+            )
+        return out
+
+    def __str__(self) -> str:
+        rows = [
+            ("points, parameters", f"{self.n_points}, {self.n_parameters}"),
+            ("parameters / points", f"{self.n_parameters / self.n_points:.3g}"),
+            ("gradient of the mean objective", f"{self.gradient:.2e}"),
+            ("Newton decrement", f"{self.newton_decrement:.2e}"),
+            ("largest influence of a point", f"{self.largest_influence:.2e}"),
+            ("curvature", self.curvature + ("" if self.positive_definite else ", indefinite")),
+            ("damping" + (" (chosen)" if self.damping_chosen else ""), f"{self.damping:.3g}"),
+            ("smallest eigenvalue (mean form)", f"{self.smallest_eigenvalue:.3g}"),
+            (f"largest leverage of {self.leverage_points} points", f"{self.largest_leverage:.3f}"),
+            ("negative linearised losses", f"{self.negative_scores} of {self.n_points}"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows]
+        return "\n".join(lines + [f"! {text}." for text in self.warnings])
+
+
+@torch.no_grad()
+def diagnose(training: Training, curvature: str, damping_chosen: bool) -> Diagnostics:
+    """Diagnostics of a prepared bag."""
+    problem, factor, n = training.problem, training.factor, training.problem.n
+    g = problem.gradient()
+    leverage, points = _largest_leverage(training)
+    return Diagnostics(
+        n_points=n,
+        n_parameters=problem.p,
+        curvature=curvature,
+        gradient=float(g.abs().max()) / n,
+        newton_decrement=float((g @ factor.solve(g[None])[0]).clamp_min(0).sqrt()),
+        largest_influence=float(training.self_influence.max().clamp_min(0).sqrt()),
+        damping=factor.damping,
+        damping_chosen=damping_chosen,
+        smallest_eigenvalue=factor.smallest_eigenvalue / n,
+        positive_definite=factor.positive_definite,
+        largest_leverage=leverage,
+        leverage_points=points,
+        negative_scores=int((training.loss < training.self_influence).sum()),
+    )
+
+
+def _largest_leverage(training: Training) -> tuple[float, int]:
+    """Largest eigenvalue of S_iA_i over as many points as the budget allows, drawn at random, and how many those were."""
+    problem = training.problem
+    n_classes = problem.logits(problem.X[:1]).shape[1]
+    count = int(max(8, min(problem.n, LEVERAGE_FLOPS // (2 * n_classes * problem.p**2))))
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(problem.n, generator=generator)[:count].to(problem.X.device)
+    largest = 0.0
+    step = max(1, training.memory // 16 // (n_classes * problem.p * problem.X.element_size()))
+    for index in chosen.split(min(step, problem.chunk)):
+        f, J = problem.jacobian(problem.X[index])
+        rows = flat(J)
+        A = rows @ training.factor.solve(rows.flatten(0, 1)).view_as(rows).mT
+        root = torch.softmax(f, -1).sqrt()
+        # S = BBᵀ with B = diag(√π)(I − √π√πᵀ), so SA has the eigenvalues of BᵀAB.
+        B = torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
+        largest = max(largest, float(torch.linalg.eigvalsh(B.mT @ A @ B).amax()))
+    return largest, len(chosen)

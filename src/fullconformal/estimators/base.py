@@ -1,0 +1,120 @@
+"""What all conformal classifiers share: sets, labels and point predictions from p-values; checks of what users give."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+
+from fullconformal import sets
+
+Array = npt.NDArray[Any]
+
+
+class ConformalWarning(UserWarning):
+    """Something a user of conformal prediction should know before trusting the sets."""
+
+
+class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the classifiers: whoever gives `predict_p` and `predict_proba` gets the rest."""
+
+    classes_: Array
+    confidence_level: float
+
+    @abstractmethod
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+        """p-values (m, C), columns as in ``classes_``."""
+
+    @abstractmethod
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities (m, C) of the fitted model; they carry no guarantee."""
+
+    def predict(self, X: Any) -> Array:
+        """The model's likeliest label (m,)."""
+        proba = self.predict_proba(X)
+        return self.classes_[proba.argmax(axis=1)]
+
+    def predict_set(
+        self,
+        X: Any,
+        confidence_level: float | Sequence[float] | None = None,
+        *,
+        as_labels: bool = False,
+        allow_empty: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Prediction sets: the labels whose p-value exceeds 1 − confidence_level.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        confidence_level : float or sequence of float, optional
+            One level, or several; the classifier's own where not given.
+        as_labels : bool, default=False
+            Return a list of m arrays of labels instead of a mask (one level only).
+        allow_empty : bool, default=True
+            Whether a set may be empty; if False an empty one receives its likeliest label.
+        **options
+            Passed on to `predict_p`.
+
+        Returns
+        -------
+        ndarray of bool (m, C), or (m, C, L) for L levels, or a list of arrays of labels
+        """
+        level: Any = self.confidence_level if confidence_level is None else confidence_level
+        levels = np.asarray(sets.check_levels(level))
+        if as_labels and levels.ndim:
+            raise ValueError("as_labels=True needs one confidence_level; call predict_set once for each level.")
+        p = self.predict_p(X, **options)
+        proba = None if allow_empty else self.predict_proba(X)
+        chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
+        return sets.as_labels(chosen, self.classes_) if as_labels else chosen
+
+    def _uniform(self, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
+        """The uniforms of smoothed p-values, one an object, from random_state."""
+        u: npt.NDArray[np.float64] = check_random_state(getattr(self, "random_state", None)).uniform(size=(shape[0], 1))
+        return np.broadcast_to(u, shape)
+
+
+def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
+    """Classes (C,) and label indices (n,); at least two classes."""
+    check_classification_targets(y)
+    classes, index = np.unique(np.asarray(y), return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"y has one class only, {classes[0]!r}; a classifier needs at least two.")
+    return classes, index.astype(np.int64)
+
+
+def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise unless value is one of the allowed words."""
+    if not (isinstance(value, str) and value in allowed):
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(map(repr, allowed))}.")
+
+
+def check_number(name: str, value: Any, low: float, what: str, *, strict: bool = False) -> None:
+    """Raise unless value is a finite number ≥ low (> low where strict)."""
+    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value)
+    if not good or value < low or (strict and value == low):
+        raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
+@contextmanager
+def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown."""
+    if not shown:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

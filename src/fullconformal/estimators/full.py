@@ -1,0 +1,362 @@
+"""Full conformal prediction as a scikit-learn classifier."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from fullconformal import pvalues
+from fullconformal.curvature import GGN, Curvature, CurvatureError, Hessian
+from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.estimators.base import (
+    ConformalClassifier,
+    ConformalWarning,
+    check_number,
+    check_option,
+    encode_labels,
+    progress_bar,
+)
+from fullconformal.estimators.fitting import (
+    Settings,
+    check_estimator_kind,
+    fit_problem,
+    fit_transformer,
+    split_pipeline,
+    to_tensor,
+    transform,
+)
+from fullconformal.problem import Problem
+from fullconformal.scores.base import Counts, count_scores, prepare
+from fullconformal.scores.direct import direct
+from fullconformal.scores.indirect import indirect
+from fullconformal.scores.newton import newton
+from fullconformal.scores.pruned import pruned_counts
+from fullconformal.sets import check_levels
+
+SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
+APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
+CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
+DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
+
+
+class FullConformalClassifier(ConformalClassifier):
+    """Prediction sets by full conformal prediction from one fit: every labelled point trains and calibrates.
+
+    Parameters
+    ----------
+    estimator : None, nn.Module, LogisticRegression, MLPClassifier, skorch net, or Pipeline ending in one, default=None
+        The classifier. None is a multinomial logistic regression. A module maps a batch to logits.
+    method : {"auto", "influence"}, default="auto"
+        How retraining is avoided. "influence" is the paper's approximation, and what "auto" takes.
+    scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
+        Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
+    approximation : {"direct", "indirect", "newton"}, default="direct"
+        Of the influence on the loss; of the model evaluated at shifted parameters; by a Newton step with updated curvature.
+    curvature : {"auto", "hessian", "ggn", "last_layer"} or Curvature, default="auto"
+        The matrix 𝓗. "auto" is the GGN, which for linear models is the Hessian. "last_layer" is the GGN of the last linear layer.
+    damping : float, optional
+        Added to the mean-form curvature. By default 0 where the factorisation succeeds, else the smallest that works.
+    l2 : float, optional
+        λ of (1/n)Σℓ + (λ/2)|θ|², for the built-in logistic regression (default 1e-3, intercept free) and modules (default 1e-2, all
+        parameters). scikit-learn and skorch estimators bring their own.
+    prefit : bool, default=False
+        Take the estimator as it is; `fit` is then given the data it was trained on.
+    confidence_level : float, default=0.9
+        Of the sets, where `predict_set` is not told otherwise.
+    class_conditional : bool, default=False
+        Compare a candidate with the training points of its own label only: the guarantee then holds for each class.
+    prune : {"auto", True, False}, default="auto"
+        Skip products whose outcome is certain; p-values are the same. "auto": where the curvature is positive definite and
+        it is estimated to be faster.
+    max_epochs : int, default=200
+        Of Adam, before the last polish, for modules that are trained here.
+    device : str, default="auto"
+        "auto" is CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        "auto" is the module's own; float64 for linear models.
+    memory_budget : float, default=4.0
+        GiB that the curvature, what is kept of the training points, and the blocks may take together.
+    random_state : int, RandomState or None, default=None
+        Seeds training and the smoothing of p-values.
+    verbose : int, default=0
+        1 shows progress bars.
+
+    Attributes
+    ----------
+    classes_ : ndarray (C,)
+    diagnostics_ : Diagnostics
+        What `diagnose` returns.
+
+    Notes
+    -----
+    ``scheme``, ``approximation``, ``class_conditional``, ``prune`` and ``confidence_level`` may be changed by `set_params` after `fit`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from fullconformal import FullConformalClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = FullConformalClassifier(l2=0.01).fit(X[::2], y[::2])
+    >>> clf.predict_p(X[1:2]).shape
+    (1, 3)
+    >>> [list(map(int, labels)) for labels in clf.predict_set(X[[1, 99]], as_labels=True)]
+    [[0], [1]]
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        method: str = "auto",
+        scheme: str = "deleted",
+        approximation: str = "direct",
+        curvature: Any = "auto",
+        damping: float | None = None,
+        l2: float | None = None,
+        prefit: bool = False,
+        confidence_level: float = 0.9,
+        class_conditional: bool = False,
+        prune: bool | str = "auto",
+        max_epochs: int = 200,
+        device: str = "auto",
+        dtype: str = "auto",
+        memory_budget: float = 4.0,
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        self.estimator = estimator
+        self.method = method
+        self.scheme = scheme
+        self.approximation = approximation
+        self.curvature = curvature
+        self.damping = damping
+        self.l2 = l2
+        self.prefit = prefit
+        self.confidence_level = confidence_level
+        self.class_conditional = class_conditional
+        self.prune = prune
+        self.max_epochs = max_epochs
+        self.device = device
+        self.dtype = dtype
+        self.memory_budget = memory_budget
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # Fitting ----------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> FullConformalClassifier:
+        """Fit the model to all of (X, y) and prepare what every prediction needs.
+
+        Parameters
+        ----------
+        X : array-like (n, ...)
+            Objects; an array, DataFrame or tensor. With ``prefit=True``, those the model was trained on.
+        y : array-like (n,)
+            Labels.
+        """
+        self._check_params()
+        head, final = split_pipeline(self.estimator)
+        X, y = self._validate(X, y, reset=True, transformed=head is not None)
+        self.classes_, index = encode_labels(y)
+        memory = int(self.memory_budget * 2**30)
+        self._check_memory(final, X, len(self.classes_), memory)
+        self._head, X = fit_transformer(head, X, y, self.prefit)
+        self._input_shape = tuple(X.shape[1:])
+        with progress_bar("training", bool(self.verbose)) as progress:
+            settings = Settings(
+                l2=self.l2,
+                prefit=self.prefit,
+                max_epochs=self.max_epochs,
+                device=self._device(),
+                dtype=DTYPES[self.dtype],
+                seed=int(check_random_state(self.random_state).randint(2**31)),
+                progress=progress,
+            )
+            problem = fit_problem(final, X, index, self.classes_, settings)
+        if self.curvature == "last_layer":
+            problem = last_layer(problem)
+        curvature = self._curvature()
+        needed = curvature.memory(problem)
+        if needed > memory:
+            raise MemoryError(_too_large(needed, memory, problem.p))
+        factor = curvature.factor(problem)
+        # One product with all of 𝓗⁻¹g_i costs 2np a test point, pruning C half-solves: Cp².
+        keep = self.prune is not True and (2 * problem.n < len(self.classes_) * problem.p or not factor.positive_definite)
+        self._training = prepare(problem, factor, memory - curvature.memory(problem) // 2, keep)
+        name = self.curvature if isinstance(self.curvature, str) else type(curvature).__name__
+        name = {"auto": "ggn", "last_layer": "ggn of the last layer"}.get(name, name)
+        self.diagnostics_ = diagnose(self._training, name, curvature.damping is None)
+        if self.diagnostics_.warnings:
+            text = "; ".join(self.diagnostics_.warnings)
+            warnings.warn(f"{text}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
+        return self
+
+    def _check_params(self) -> None:
+        check_option("method", self.method, ("auto", "influence"))
+        self._check_scores()
+        if not isinstance(self.curvature, Curvature):
+            check_option("curvature", self.curvature, ("auto", *CURVATURES))
+        if self.damping is not None:
+            check_number("damping", self.damping, 0, "None or a number ≥ 0")
+            if isinstance(self.curvature, Curvature):
+                raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
+        if self.l2 is not None:
+            check_number("l2", self.l2, 0, "None or a number ≥ 0")
+        check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
+        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
+        check_option("dtype", self.dtype, tuple(DTYPES))
+        check_levels(self.confidence_level)
+        check_estimator_kind(self.estimator, self.l2)
+        if self.prefit and self.estimator is None:
+            raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
+        self._device()
+
+    def _check_scores(self) -> None:
+        check_option("scheme", self.scheme, tuple(SCHEMES))
+        check_option("approximation", self.approximation, tuple(APPROXIMATIONS))
+        if not (isinstance(self.prune, (bool, np.bool_)) or self.prune == "auto"):
+            raise ValueError(f"prune={self.prune!r} is unknown; allowed: 'auto', True, False.")
+
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            return torch.empty(0, device=self.device).device
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device={self.device!r} cannot be used here: {error}") from error
+
+    def _curvature(self) -> Curvature:
+        if isinstance(self.curvature, Curvature):
+            return self.curvature
+        return CURVATURES["ggn" if self.curvature == "auto" else self.curvature](self.damping)
+
+    def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool, transformed: bool) -> Any:
+        """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
+        X = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+        y = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
+        if transformed:
+            out = validate_data(self, X, y, reset=reset, skip_check_array=True)
+            if isinstance(out, tuple) and len(out[0]) != len(out[1]):
+                raise ValueError(f"X has {len(out[0])} rows and y has {len(out[1])} labels; they must be as many.")
+            return out
+        module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
+        # scikit-learn's wording asks for two dimensions; modules may take images.
+        return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
+
+    def _check_memory(self, final: Any, X: Any, n_classes: int, memory: int) -> None:
+        """Raise, before any training, where the curvature of a module cannot fit."""
+        if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature):
+            return
+        dtype = DTYPES[self.dtype] or next(final.parameters()).dtype
+        p = sum(q.numel() for q in final.parameters() if q.requires_grad)
+        last = [part for part in final.modules() if isinstance(part, nn.Linear)]
+        p_last = sum(q.numel() for q in last[-1].parameters()) if last else p
+        p = p_last if self.curvature == "last_layer" else p
+        needed, fallback = (size**2 * (16 + 2 * dtype.itemsize) for size in (p, p_last))
+        if needed > memory:
+            way = f"curvature='last_layer' would need {fallback / 2**30:.2g} GiB" if fallback <= memory else ""
+            raise MemoryError(_too_large(needed, memory, p, way))
+
+    # Prediction -------------------------------------------------------------------------------------------------------
+
+    def predict_p(
+        self, X: Any, *, smoothing: bool = False, weights: tuple[Any, Any] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """p-values of every label.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        smoothing : bool, default=False
+            Break ties at random: p-values of the true labels are then uniform, not merely larger.
+        weights : (array (n,), array (m,)), optional
+            Likelihood ratios dQ/dP of the training and the test objects, for covariate shift.
+
+        Returns
+        -------
+        ndarray (m, C)
+            Columns as in ``classes_``.
+        """
+        X = self._prepare_inputs(X)
+        self._check_scores()
+        y = self._training.problem.y.cpu().numpy()
+        train, own = self._check_weights(weights, len(X))
+        weight = pvalues.comparison_weight(
+            y, len(self.classes_), class_conditional=self.class_conditional, weights=train
+        )
+        total = len(y) if weight is None else weight.sum(axis=0)
+        on_device = None if weight is None else torch.as_tensor(weight, device=X.device)
+        with progress_bar("p-values", bool(self.verbose)) as progress:
+            counts = self._counts(X, on_device, progress)
+        uniform = self._uniform(counts.greater.shape) if smoothing else None
+        return pvalues.p_values(counts.greater, counts.equal, total, own, uniform)
+
+    def _counts(self, X: Tensor, weight: Tensor | None, progress: Any) -> Counts:
+        training, q = self._training, SCHEMES[self.scheme]
+        prunable = self.approximation == "direct" and training.factor.positive_definite
+        # Other schemes than the deleted need ŝ anyway, which is most of the cost of pruning.
+        cheaper = training.solved is None or q < 1
+        if prunable and (self.prune is True or (self.prune == "auto" and cheaper)):
+            return pruned_counts(training, X, q, weight, progress)
+        return count_scores(APPROXIMATIONS[self.approximation], training, X, q, weight, progress)
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Probabilities (m, C) of the fitted model; they carry no guarantee."""
+        X = self._prepare_inputs(X)
+        return torch.softmax(self._training.problem.logits(X), -1).cpu().numpy()
+
+    def diagnose(self) -> Diagnostics:
+        """What to know before trusting the approximation; prints as a table."""
+        check_is_fitted(self)
+        return self.diagnostics_
+
+    def _prepare_inputs(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        X = self._validate(X, reset=False, transformed=self._head is not None)
+        X = X if self._head is None else transform(self._head, X)
+        if tuple(X.shape[1:]) != self._input_shape:
+            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
+        like = self._training.problem.X
+        return to_tensor(X, like.device, like.dtype)
+
+    def _check_weights(self, weights: Any, m: int) -> tuple[Any, Any]:
+        """Checked weights of the training points (or None) and of the m candidates, (m, 1)."""
+        if weights is None:
+            return None, 1.0
+        sizes = self._training.problem.n, m
+        if not isinstance(weights, tuple) or len(weights) != 2:
+            raise ValueError("weights must be a pair (weights of the training points, weights of the test points).")
+        checked = [np.asarray(part, dtype=np.float64) for part in weights]
+        for part, size, name in zip(checked, sizes, ("training", "test"), strict=True):
+            if part.shape != (size,) or not np.isfinite(part).all() or (part < 0).any() or not part.any():
+                raise ValueError(f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}.")
+        return checked[0], checked[1][:, None]
+
+
+def last_layer(problem: Problem) -> Problem:
+    """The same problem with every parameter held fixed but those of the last linear layer."""
+    layers = [part for part in problem.model.modules() if isinstance(part, nn.Linear) and part.weight.requires_grad]
+    if not layers:
+        raise CurvatureError("curvature='last_layer' needs a torch.nn.Linear with trainable weights; the model has none.")
+    penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
+    problem.model.requires_grad_(False)
+    layers[-1].requires_grad_(True)
+    return Problem(problem.model, problem.X, problem.y, penalty, problem.chunk)
+
+
+def _too_large(needed: int, memory: int, p: int, way: str = "") -> str:
+    gib = 2**30
+    most = int((memory / 24) ** 0.5)
+    return (
+        f"the curvature of {p:,} parameters needs about {needed / gib:.2g} GiB, memory_budget is {memory / gib:.2g} GiB; "
+        + (way + "; or " if way else "")
+        + f"freeze layers (requires_grad_(False)) to keep at most {most:,} parameters, or raise memory_budget."
+    )

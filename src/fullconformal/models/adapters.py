@@ -1,0 +1,119 @@
+"""Other libraries' classifiers as a torch module with the objective they minimised.
+
+`adapt` takes a *fitted* classifier and returns logits as a module, and Λ of the sum form by parameter name:
+
+- LogisticRegression minimises C·Σℓ + ½|W|²: Λ = 1/C on the weights, 0 on the intercept.
+- MLPClassifier minimises the batch mean of ℓ plus ½·alpha·|W|²/batch: Λ = alpha·n/batch on the weights, 0 on the biases.
+- skorch nets minimise the mean of ℓ plus the optimiser's weight decay: Λ = n·weight_decay on everything it was given.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from torch import nn
+
+from fullconformal.models.networks import linear, mlp
+
+
+class Adapted(NamedTuple):
+    """A module that returns logits, and its penalty Λ by parameter name (sum form)."""
+
+    module: nn.Module
+    penalty: dict[str, float]
+
+
+class Logarithm(nn.Module):
+    """Logits from a module that returns probabilities."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.module(x).clamp_min(torch.finfo(x.dtype).tiny))
+
+
+def is_skorch(estimator: Any) -> bool:
+    """Whether this is a skorch net; skorch is imported already if it is."""
+    skorch = sys.modules.get("skorch")
+    return skorch is not None and isinstance(estimator, skorch.NeuralNet)
+
+
+def supported(estimator: Any) -> bool:
+    """Whether `adapt` can take the estimator once it is fitted."""
+    return isinstance(estimator, (LogisticRegression, MLPClassifier)) or is_skorch(estimator)
+
+
+def check_objective(estimator: Any) -> None:
+    """Raise where the estimator minimises something other than the sum of losses plus an L2 term."""
+    name = type(estimator).__name__
+    if isinstance(estimator, LogisticRegression):
+        if estimator.class_weight is not None:
+            raise ValueError(f"estimator={name}(class_weight={estimator.class_weight!r}) is not supported; use None.")
+        l1 = estimator.penalty in ("l1", "elasticnet") or bool(estimator.l1_ratio)
+        if l1:
+            raise ValueError(f"estimator={name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0).")
+        if estimator.solver == "liblinear" and estimator.fit_intercept:
+            raise ValueError(f"estimator={name}(solver='liblinear') penalises the intercept; use solver='lbfgs'.")
+    elif is_skorch(estimator):
+        criterion = estimator.criterion if isinstance(estimator.criterion, type) else type(estimator.criterion)
+        if criterion not in (nn.CrossEntropyLoss, nn.NLLLoss):
+            raise ValueError(f"estimator's criterion is {criterion.__name__}; use CrossEntropyLoss or NLLLoss.")
+
+
+def adapt(estimator: Any, n: int) -> Adapted:
+    """The module and penalty of a fitted estimator that was trained on n points."""
+    if isinstance(estimator, LogisticRegression):
+        return _logistic(estimator)
+    if isinstance(estimator, MLPClassifier):
+        return _perceptron(estimator, n)
+    return _skorch(estimator, n)
+
+
+def _logistic(estimator: LogisticRegression) -> Adapted:
+    n_classes, n_features = len(estimator.classes_), estimator.coef_.shape[1]
+    module = linear(n_features, n_classes, bias=estimator.fit_intercept).double()
+    _copy(module, [estimator.coef_], [estimator.intercept_])
+    free = estimator.penalty is None or np.isinf(estimator.C)
+    return Adapted(module, {"0.weight": 0.0 if free else 1.0 / estimator.C})
+
+
+def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:
+    if estimator.out_activation_ == "logistic" and len(estimator.classes_) != 2:
+        raise ValueError("estimator=MLPClassifier was fitted to several labels a point; only one label a point is supported.")
+    hidden = [w.shape[1] for w in estimator.coefs_[:-1]]
+    n_features, n_classes = estimator.coefs_[0].shape[0], len(estimator.classes_)
+    module = mlp(n_features, hidden, n_classes, estimator.activation, binary_as_one=True).double()
+    _copy(module, [w.T for w in estimator.coefs_], estimator.intercepts_)
+    batch = n
+    if estimator.solver != "lbfgs":
+        batch = min(200, n) if estimator.batch_size == "auto" else min(int(estimator.batch_size), n)
+    weights = [name for name, q in module.named_parameters() if name.endswith("weight") and q.requires_grad]
+    return Adapted(module, dict.fromkeys(weights, float(estimator.alpha) * n / batch))
+
+
+def _skorch(estimator: Any, n: int) -> Adapted:
+    module = copy.deepcopy(estimator.module_).eval()
+    if isinstance(estimator.criterion_, nn.NLLLoss):  # skorch takes the logarithm of what the module returns
+        module = Logarithm(module)
+    decay = {id(q): group.get("weight_decay", 0.0) for group in estimator.optimizer_.param_groups for q in group["params"]}
+    by_name = {name: decay.get(id(q), 0.0) for name, q in estimator.module_.named_parameters()}
+    prefix = "module." if isinstance(module, Logarithm) else ""
+    return Adapted(module, {prefix + name: n * weight for name, weight in by_name.items()})
+
+
+def _copy(module: nn.Sequential, weights: list[Any], biases: list[Any]) -> None:
+    """Put weights (o, i) and biases (o,) into the trainable linear layers."""
+    layers = [step for step in module if isinstance(step, nn.Linear) and step.weight.requires_grad]
+    with torch.no_grad():
+        for layer, weight, bias in zip(layers, weights, biases, strict=True):
+            layer.weight.copy_(torch.as_tensor(np.ascontiguousarray(weight)))
+            if layer.bias is not None:
+                layer.bias.copy_(torch.as_tensor(np.atleast_1d(bias)))

@@ -1,0 +1,108 @@
+"""Hessian and GGN against torch.func and curvlinops; factors, damping and the gauge."""
+
+import pytest
+import torch
+from cases import CURVATURES, MODELS, draw
+from curvlinops import GGNLinearOperator, HessianLinearOperator
+from oracles import Oracle
+from torch import nn
+
+from fullconformal.curvature import GGN, Hessian
+from fullconformal.curvature.base import factorise
+from fullconformal.problem import Problem, flat
+
+
+def order(problem, oracle):
+    """Positions of the flat vector's entries in the order of named parameters."""
+    return problem.pack(oracle.unpack(torch.arange(problem.p, dtype=torch.float64))).long()
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", range(3))
+def test_matrices_equal_torch_func(name, curvature, seed):
+    model, X, y, _ = draw(name, seed)
+    problem, oracle = Problem(model, X, y, 0.7, chunk=5), Oracle(model, X, y, 0.7)
+    at = order(problem, oracle)
+    expected = len(y) * getattr(oracle, curvature)()
+    assert (CURVATURES[curvature]().matrix(problem) - expected[at][:, at]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "residual"])
+def test_matrices_equal_curvlinops(name):
+    model, X, y, _ = draw(name, 3)
+    params = [q for q in model.parameters() if q.requires_grad]
+    problem = Problem(model, X, y, 0.0)
+    at = order(problem, Oracle(model, X, y, 0.0))
+    eye = torch.eye(problem.p, dtype=torch.float64)
+    for ours, theirs in ((Hessian, HessianLinearOperator), (GGN, GGNLinearOperator)):
+        operator = theirs(model, nn.CrossEntropyLoss(reduction="sum"), params, [(X, y)])
+        expected = (operator @ eye).detach()
+        assert (ours().matrix(problem) - expected[at][:, at]).abs().max() < 1e-10
+
+
+def test_hessian_and_ggn_agree_for_linear_models():
+    model, X, y, _ = draw("logistic", 0)
+    problem = Problem(model, X, y, 0.1)
+    assert (Hessian().matrix(problem) - GGN().matrix(problem)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("name", MODELS)
+def test_factor_solves_the_damped_system(name, curvature):
+    model, X, y, _ = draw(name, 4)
+    problem = Problem(model, X, y, 0.2)
+    for damping in (None, 0.0, 0.5):
+        factor = CURVATURES[curvature](damping).factor(problem)
+        H = CURVATURES[curvature]().matrix(problem) + problem.n * factor.damping * torch.eye(problem.p, dtype=torch.float64)
+        V = flat(problem.gradients(X, y))
+        condition = torch.linalg.cond(H)
+        assert (factor.solve(V) @ H - V).abs().max() < 1e-13 * condition * problem.p
+        smallest = torch.linalg.eigvalsh(H)[0]
+        assert factor.positive_definite == bool(smallest > 0)
+        if factor.positive_definite:
+            assert factor.floor <= smallest + 1e-9
+            assert (factor.back(factor.half(V)) - factor.solve(V)).abs().max() == 0
+            assert factor.smallest_eigenvalue >= smallest * (1 - 1e-9)
+        else:
+            assert abs(factor.smallest_eigenvalue - smallest) < 1e-9
+
+
+def test_large_damping_makes_the_inverse_a_multiple_of_the_identity():
+    model, X, y, _ = draw("mlp", 0)
+    problem = Problem(model, X, y, 0.2)
+    V = torch.randn(3, problem.p, dtype=torch.float64)
+    H = GGN().matrix(problem)
+    factor = GGN(1e8).factor(problem)
+    shift = problem.n * 1e8
+    # (H + sI)⁻¹ = I/s − H/s² + …
+    assert (shift * factor.solve(V) - V).abs().max() <= 1.01 * torch.linalg.matrix_norm(H, 2) / shift * V.norm(dim=1).max()
+
+
+def test_automatic_damping_is_the_smallest_that_works():
+    """An indefinite matrix with known smallest eigenvalue is damped by it, to within a third."""
+    Q, _ = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    values = torch.linspace(-3, 50, 40, dtype=torch.float64)
+    factor = factorise((Q * values) @ Q.T, 10, None, -1.0, torch.float64)
+    assert factor.positive_definite
+    assert 0.3 < factor.damping < 0.3 * 10**0.125 * (1 + 1e-9)
+    kept = factorise((Q * values) @ Q.T, 10, 0.1, -1.0, torch.float64)
+    assert not kept.positive_definite and kept.damping == 0.1 and abs(kept.smallest_eigenvalue + 2) < 1e-9
+
+
+def test_lanczos_finds_the_smallest_eigenvalue_of_a_larger_matrix():
+    Q, _ = torch.linalg.qr(torch.randn(600, 600, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    values = torch.cat([torch.tensor([-4.0]), torch.linspace(0, 5, 599)]).double()
+    factor = factorise((Q * values) @ Q.T, 1, 0.0, -1.0, torch.float64)
+    assert abs(factor.smallest_eigenvalue + 4) < 1e-6
+
+
+def test_the_gauge_is_fixed_without_changing_any_product():
+    """Unpenalised intercepts: products of gradients equal those with the pseudo-inverse, and nothing is damped."""
+    model, X, y, _ = draw("logistic", 2, n=60)
+    problem = Problem(model, X, y, {"0.weight": 0.5})
+    factor = GGN().factor(problem)
+    G = flat(problem.gradients(X, y))
+    expected = G @ torch.linalg.pinv(GGN().matrix(problem), hermitian=True) @ G.T
+    assert factor.damping == 0
+    assert (G @ factor.solve(G).T - expected).abs().max() < 1e-10

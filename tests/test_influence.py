@@ -1,0 +1,121 @@
+"""Scores and p-values against the paper's Algorithm 2, point by point; pruned against unpruned."""
+
+import numpy as np
+import pytest
+import torch
+from cases import CURVATURES, MODELS, draw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import Oracle, algorithm_2, newton_scores
+
+from fullconformal import pvalues
+from fullconformal.problem import Problem, softmax_curvature
+from fullconformal.scores.base import all_scores, count_scores, prepare
+from fullconformal.scores.direct import direct
+from fullconformal.scores.indirect import indirect
+from fullconformal.scores.newton import newton, removal
+from fullconformal.scores.pruned import pruned_counts
+
+SCORERS = {"direct": direct, "indirect": indirect}
+Q = st.sampled_from([0.0, 0.5, 1.0])
+SEEDS = st.integers(0, 10**6)
+
+
+def prepared(name, seed, curvature, *, keep, n=12, m=2, penalty=0.7, memory=2**28):
+    model, X, y, Xt = draw(name, seed, n=n, m=m)
+    problem = Problem(model, X, y, penalty, chunk=5)
+    training = prepare(problem, CURVATURES[curvature]().factor(problem), memory, keep)
+    return training, Oracle(model, X, y, penalty), Xt
+
+
+@pytest.mark.parametrize("approximation", SCORERS)
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("name", MODELS)
+@given(seed=SEEDS, q=Q, keep=st.booleans())
+@settings(max_examples=4, deadline=None)
+def test_scores_and_p_values_equal_algorithm_2(name, curvature, approximation, seed, q, keep):
+    training, oracle, X = prepared(name, seed, curvature, keep=keep)
+    damping = training.factor.damping
+    p, alpha, tau = algorithm_2(oracle, getattr(oracle, curvature)(), damping, X, q, approximation)
+    ours, own = all_scores(SCORERS[approximation], training, X, q)
+    # An inverse of condition κ turns rounding into κ·eps; 1e-9 stands for κ up to about 1e5 here.
+    scale = 1 + np.abs(alpha).max() + np.abs(tau).max()
+    assert np.abs(ours.numpy() - alpha).max() < 1e-9 * scale
+    assert np.abs(own.numpy() - tau).max() < 1e-9 * scale
+    counts = count_scores(SCORERS[approximation], training, X, q)
+    assert np.abs(pvalues.p_values(counts.greater, counts.equal, training.problem.n) - p).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["binary", "logistic", "mlp", "cnn"])
+@given(seed=SEEDS, q=Q)
+@settings(max_examples=3, deadline=None)
+def test_newton_scores_equal_the_literal_formula(name, seed, q):
+    # A penalty that keeps every leverage below 1 at the shifted logits too, where the literal powers are real.
+    training, oracle, X = prepared(name, seed, "ggn", keep=False, penalty=20.0)
+    alpha, tau = newton_scores(oracle, oracle.ggn(), training.factor.damping, X, q)
+    ours, own = all_scores(newton, training, X, q)
+    scale = 1 + np.abs(alpha).max() + np.abs(tau).max()
+    assert np.abs(ours.numpy() - alpha).max() < 1e-9 * scale
+    assert np.abs(own.numpy() - tau).max() < 1e-9 * scale
+
+
+def test_a_removal_beyond_leverage_one_makes_a_point_nonconforming():
+    """Where S̄Ā has an eigenvalue above 1 the linear removal would flip its sign; the loss must grow instead."""
+    A, f, r = torch.eye(3).double()[None] * 8, torch.zeros(1, 3).double(), torch.tensor([[-2.0, 1, 1]]).double() / 3
+    for q in (0.5, 1.0):
+        moved = f + removal(A, f, r, q)
+        assert torch.logsumexp(moved, -1) - moved[:, 0] > 10
+        gentle = removal(A / 4, f, r, q)  # 2/3: below one
+        expected = 2 * r if q == 0 else torch.linalg.pinv(softmax_curvature(f)) @ (((1 - 2 / 3) ** -q - 1) * r[..., None])
+        assert (gentle - expected[..., 0]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("name", MODELS)
+@given(seed=SEEDS, q=Q, weighted=st.booleans(), conditional=st.booleans(), on_itself=st.booleans())
+@settings(max_examples=6, deadline=None)
+def test_pruned_equals_unpruned(name, curvature, seed, q, weighted, conditional, on_itself):
+    training, _, X = prepared(name, seed, curvature, keep=False, n=200, m=5)
+    assert training.factor.positive_definite
+    if on_itself:  # training points as test points tie with themselves
+        X = training.problem.X[:5]
+    y = training.problem.y.numpy()
+    weights = np.random.default_rng(seed).integers(0, 4, len(y)) if weighted else None
+    weight = pvalues.comparison_weight(y, MODELS[name][2], class_conditional=conditional, weights=weights)
+    weight = None if weight is None else torch.as_tensor(weight)
+    dense, pruned = count_scores(direct, training, X, q, weight), pruned_counts(training, X, q, weight)
+    assert np.array_equal(dense.greater, pruned.greater)
+    assert np.array_equal(dense.equal, pruned.equal)
+    assert pruned.touched < 1
+
+
+def test_a_training_point_as_candidate_ties_with_itself():
+    training, _, _ = prepared("logistic", 5, "ggn", keep=True, n=50)
+    X, y = training.problem.X[:10], training.problem.y[:10]
+    for q in (0.0, 0.5, 1.0):
+        equal = count_scores(direct, training, X, q).equal
+        assert (equal[np.arange(10), y] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
+def test_blocks_and_storage_change_nothing(name):
+    """A budget so small that every block holds a few points gives the counts of one large block."""
+    for q in (0.0, 1.0):
+        results = []
+        for keep, memory in ((True, 2**28), (False, 2**28), (False, 2**16)):
+            training, _, X = prepared(name, 7, "ggn", keep=keep, n=100, m=7, memory=memory)
+            results += [count_scores(direct, training, X, q).greater, pruned_counts(training, X, q).greater]
+        assert all(np.array_equal(results[0], other) for other in results[1:])
+    assert training.gradients is None or name != "cnn"
+
+
+def test_float32_is_close_to_float64():
+    model, X, y, Xt = draw("mlp", 3, n=300, m=20)
+    p = []
+    for dtype in (torch.float64, torch.float32):
+        problem = Problem(model.to(dtype), X.to(dtype), y, 30.0)
+        training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
+        counts = pruned_counts(training, Xt.to(dtype), 1.0)
+        p.append(pvalues.p_values(counts.greater, counts.equal, 300))
+    # A score moves by about 1e-5 of its size, so at most a few of 300 neighbours change sides.
+    assert np.abs(p[0] - p[1]).max() <= 3 / 301
