@@ -54,7 +54,9 @@ def test_factor_solves_the_damped_system(name, curvature):
     problem = Problem(model, X, y, 0.2)
     for damping in (None, 0.0, 0.5):
         factor = CURVATURES[curvature](damping).factor(problem)
-        H = CURVATURES[curvature]().matrix(problem) + problem.n * factor.damping * torch.eye(problem.p, dtype=torch.float64)
+        H = CURVATURES[curvature]().matrix(problem) + problem.n * factor.damping * torch.eye(
+            problem.p, dtype=torch.float64
+        )
         V = flat(problem.gradients(X, y))
         condition = torch.linalg.cond(H)
         assert (factor.solve(V) @ H - V).abs().max() < 1e-13 * condition * problem.p
@@ -76,7 +78,9 @@ def test_large_damping_makes_the_inverse_a_multiple_of_the_identity():
     factor = GGN(1e8).factor(problem)
     shift = problem.n * 1e8
     # (H + sI)⁻¹ = I/s − H/s² + …
-    assert (shift * factor.solve(V) - V).abs().max() <= 1.01 * torch.linalg.matrix_norm(H, 2) / shift * V.norm(dim=1).max()
+    assert (shift * factor.solve(V) - V).abs().max() <= 1.01 * torch.linalg.matrix_norm(H, 2) / shift * V.norm(
+        dim=1
+    ).max()
 
 
 def test_automatic_damping_is_the_smallest_that_works():

@@ -40,7 +40,7 @@ def test_scores_and_p_values_equal_algorithm_2(name, curvature, approximation, s
     ours, own = all_scores(SCORERS[approximation], training, X, q)
     # An inverse of condition κ turns rounding into κ·eps; 1e-9 stands for κ up to about 1e5 here.
     scale = 1 + np.abs(alpha).max() + np.abs(tau).max()
-    assert np.abs(ours.numpy() - alpha).max() < 1e-9 * scale
+    assert np.abs(ours.mT.numpy() - alpha).max() < 1e-9 * scale
     assert np.abs(own.numpy() - tau).max() < 1e-9 * scale
     counts = count_scores(SCORERS[approximation], training, X, q)
     assert np.abs(pvalues.p_values(counts.greater, counts.equal, training.problem.n) - p).max() < 1e-9
@@ -55,7 +55,7 @@ def test_newton_scores_equal_the_literal_formula(name, seed, q):
     alpha, tau = newton_scores(oracle, oracle.ggn(), training.factor.damping, X, q)
     ours, own = all_scores(newton, training, X, q)
     scale = 1 + np.abs(alpha).max() + np.abs(tau).max()
-    assert np.abs(ours.numpy() - alpha).max() < 1e-9 * scale
+    assert np.abs(ours.mT.numpy() - alpha).max() < 1e-9 * scale
     assert np.abs(own.numpy() - tau).max() < 1e-9 * scale
 
 
@@ -66,7 +66,9 @@ def test_a_removal_beyond_leverage_one_makes_a_point_nonconforming():
         moved = f + removal(A, f, r, q)
         assert torch.logsumexp(moved, -1) - moved[:, 0] > 10
         gentle = removal(A / 4, f, r, q)  # 2/3: below one
-        expected = 2 * r if q == 0 else torch.linalg.pinv(softmax_curvature(f)) @ (((1 - 2 / 3) ** -q - 1) * r[..., None])
+        expected = (
+            2 * r if q == 0 else torch.linalg.pinv(softmax_curvature(f)) @ (((1 - 2 / 3) ** -q - 1) * r[..., None])
+        )
         assert (gentle - expected[..., 0]).abs().max() < 1e-12
 
 

@@ -17,7 +17,9 @@ def test_gradients_and_jacobians_equal_autograd(name):
     theta = problem.theta
     f, rows = problem.jacobian(X)
     J = jacrev(lambda t: problem.logits_at(t, X))(theta)
-    G = torch.stack([grad(lambda t, i=i: losses(problem.logits_at(t, X[i : i + 1]), y[i : i + 1])[0])(theta) for i in range(len(y))])
+    G = torch.stack(
+        [grad(lambda t, i=i: losses(problem.logits_at(t, X[i : i + 1]), y[i : i + 1])[0])(theta) for i in range(len(y))]
+    )
     tol = 1e3 * EPS * (1 + J.abs().max())
     assert torch.equal(f, model(X).detach()) or (f - model(X)).abs().max() < tol
     assert (flat(rows) - J).abs().max() < tol

@@ -43,12 +43,16 @@ def demo(out: Path, confidence: float, seed: int) -> None:
     X, Xt, y, yt, _, images = train_test_split(
         data.data / 16, data.target, data.images, test_size=500, random_state=seed, stratify=data.target
     )
-    console.print(f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n")
+    console.print(
+        f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n"
+    )
     torch.manual_seed(seed)
     network = mlp(64, (32,), 10)
 
     start = time.perf_counter()
-    full = FullConformalClassifier(network, method="influence", confidence_level=confidence, random_state=seed, verbose=1)
+    full = FullConformalClassifier(
+        network, method="influence", confidence_level=confidence, random_state=seed, verbose=1
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConformalWarning)
         full.fit(X, y)
@@ -71,15 +75,20 @@ def demo(out: Path, confidence: float, seed: int) -> None:
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for name, values in p.items():
         told = metrics.summary(values, yt, confidence)
-        label = "split CP" if name == "split" else f"full, {name}"
+        label = "split CP" if name == "split" else name
         table.add_row(label, *(str(told[k]) for k in ("coverage", "mean_size", "size_auc")),
                       *(f"{s:.2f} s" for s in seconds[name]))  # fmt: skip
     console.print(table)
-    console.print("[dim]The three schemes of full CP share one fit. Size AUC: area under set size against ε in [0, 0.2]. ±: one standard error.[/]\n")
+    console.print(
+        "[dim]Deleted, studentized and ordinary are full CP and share one fit. "
+        "Size AUC: area under set size against ε in [0, 0.2]. ±: one standard error.[/]\n"
+    )
 
     console.print("[bold]A few sets in words[/] (full CP, deleted)")
     chosen = interesting(p["deleted"], 6, confidence)
-    for at, labels in zip(chosen, as_labels(prediction_sets(p["deleted"][chosen], confidence), full.classes_), strict=True):
+    for at, labels in zip(
+        chosen, as_labels(prediction_sets(p["deleted"][chosen], confidence), full.classes_), strict=True
+    ):
         console.print(f"  image {at:3d}: {in_words(labels, yt[at], confidence)}", highlight=False)
 
     console.print("\n[bold]Diagnostics[/]")

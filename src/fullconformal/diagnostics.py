@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fullconformal.problem import flat
 from fullconformal.scores.base import Training
-
-LEVERAGE_FLOPS = 2e10  # what may be spent on leverages
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class Diagnostics:
         Added to the mean-form curvature; smallest eigenvalue of the damped one.
     positive_definite : bool
     largest_leverage : float
-        Largest eigenvalue of S_iA_i over `leverage_points` points: near 1 a point decides its own prediction.
-    leverage_points : int
+        Of a point along its own residual (`leverages`): near 1 a point decides its own prediction.
     negative_scores : int
         Training points whose linearised loss ℓ_i − s_i is negative, which no loss can be.
     """
@@ -46,7 +42,6 @@ class Diagnostics:
     smallest_eigenvalue: float
     positive_definite: bool
     largest_leverage: float
-    leverage_points: int
     negative_scores: int
 
     @property
@@ -90,7 +85,7 @@ class Diagnostics:
             ("curvature", self.curvature + ("" if self.positive_definite else ", indefinite")),
             ("damping" + (" (chosen)" if self.damping_chosen else ""), f"{self.damping:.3g}"),
             ("smallest eigenvalue (mean form)", f"{self.smallest_eigenvalue:.3g}"),
-            (f"largest leverage of {self.leverage_points} points", f"{self.largest_leverage:.3f}"),
+            ("largest leverage of a point", f"{self.largest_leverage:.3f}"),
             ("negative linearised losses", f"{self.negative_scores} of {self.n_points}"),
         ]
         width = max(len(name) for name, _ in rows)
@@ -103,7 +98,6 @@ def diagnose(training: Training, curvature: str, damping_chosen: bool) -> Diagno
     """Diagnostics of a prepared bag."""
     problem, factor, n = training.problem, training.factor, training.problem.n
     g = problem.gradient()
-    leverage, points = _largest_leverage(training)
     return Diagnostics(
         n_points=n,
         n_parameters=problem.p,
@@ -115,27 +109,14 @@ def diagnose(training: Training, curvature: str, damping_chosen: bool) -> Diagno
         damping_chosen=damping_chosen,
         smallest_eigenvalue=factor.smallest_eigenvalue / n,
         positive_definite=factor.positive_definite,
-        largest_leverage=leverage,
-        leverage_points=points,
+        largest_leverage=float(leverages(training).max()),
         negative_scores=int((training.loss < training.self_influence).sum()),
     )
 
 
-def _largest_leverage(training: Training) -> tuple[float, int]:
-    """Largest eigenvalue of S_iA_i over as many points as the budget allows, drawn at random, and how many those were."""
-    problem = training.problem
-    n_classes = problem.logits(problem.X[:1]).shape[1]
-    count = int(max(8, min(problem.n, LEVERAGE_FLOPS // (2 * n_classes * problem.p**2))))
-    generator = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(problem.n, generator=generator)[:count].to(problem.X.device)
-    largest = 0.0
-    step = max(1, training.memory // 16 // (n_classes * problem.p * problem.X.element_size()))
-    for index in chosen.split(min(step, problem.chunk)):
-        f, J = problem.jacobian(problem.X[index])
-        rows = flat(J)
-        A = rows @ training.factor.solve(rows.flatten(0, 1)).view_as(rows).mT
-        root = torch.softmax(f, -1).sqrt()
-        # S = BBᵀ with B = diag(√π)(I − √π√πᵀ), so SA has the eigenvalues of BᵀAB.
-        B = torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
-        largest = max(largest, float(torch.linalg.eigvalsh(B.mT @ A @ B).amax()))
-    return largest, len(chosen)
+def leverages(training: Training) -> torch.Tensor:
+    """Leverage (n,) of each point along its own residual: rᵀAr/rᵀS⁺r = s/(e^ℓ − 1), because S⁺r = −e_y/π_y up to a constant.
+
+    For two classes this is the leverage; for more a lower bound of the largest eigenvalue of SA, in the direction that removal takes.
+    """
+    return training.self_influence / torch.expm1(training.loss).clamp_min(torch.finfo(training.loss.dtype).eps)

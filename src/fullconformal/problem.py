@@ -327,7 +327,10 @@ class Problem:
 
     def _prefix_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         chosen = set(self.prefix_names)
-        return ({n: self.params[n] for n in self.prefix_names}, {n: q for n, q in self.params.items() if n not in chosen})
+        return (
+            {n: self.params[n] for n in self.prefix_names},
+            {n: q for n, q in self.params.items() if n not in chosen},
+        )
 
     def prefix_jacobian(self, X: Tensor) -> Tensor:
         """∂f/∂(prefix parameters), (k, C, width), written out."""

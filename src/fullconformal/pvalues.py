@@ -30,17 +30,19 @@ def comparison_weight(
     return weight
 
 
-def count(alpha: Any, tau: Any, tolerance: Any = 0.0, weight: Any = None) -> tuple[Any, Any]:
-    """Weight of the points with alpha > tau and of those tied with it, summed over the first axis.
+def count(alpha: Any, tau: Any, tolerance: Any = 0.0, weight: Any = None, *, axis: int = 0) -> tuple[Any, Any]:
+    """Weight of the points with alpha above tau and of those tied with it, summed over the training points' axis.
 
-    ``alpha`` (n, ...), ``tau`` (...), ``tolerance`` and ``weight`` broadcast against ``alpha``. Two scores closer than the
-    tolerance are tied.
+    ``alpha``, ``tau`` and ``weight`` broadcast. Scores closer than the tolerance are tied; a pair of tolerances (of alpha, of tau)
+    is their sum, without forming it for every pair of points.
     """
-    above = alpha > tau + tolerance
-    equal = (alpha >= tau - tolerance) & ~above
+    slack, own = tolerance if isinstance(tolerance, tuple) else (0.0, tolerance)
+    above = alpha - slack > tau + own
+    not_below = alpha + slack >= tau - own
     if weight is None:
-        return above.sum(0), equal.sum(0)
-    return (above * weight).sum(0), (equal * weight).sum(0)
+        greater = above.sum(axis)
+        return greater, not_below.sum(axis) - greater
+    return (above * weight).sum(axis), ((not_below & ~above) * weight).sum(axis)
 
 
 def p_values(

@@ -41,17 +41,20 @@ class Factor:
 
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, (k, p)."""
-        return torch.linalg.solve_triangular(self.matrix.mT, rows, upper=True, left=False)
+        out: Tensor = torch.linalg.solve_triangular(self.matrix.mT, rows, upper=True, left=False)
+        return out
 
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, (k, p)."""
-        return torch.linalg.solve_triangular(self.matrix, rows, upper=False, left=False)
+        out: Tensor = torch.linalg.solve_triangular(self.matrix, rows, upper=False, left=False)
+        return out
 
     def solve(self, rows: Tensor) -> Tensor:
         """rows · 𝓗⁻¹, (k, p)."""
         if self.pivots is None:
             return self.back(self.half(rows))
-        return torch.linalg.lu_solve(self.matrix, self.pivots, rows.mT).mT
+        out: Tensor = torch.linalg.lu_solve(self.matrix, self.pivots, rows.mT).mT
+        return out
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     else:
         rung, L = _smallest_that_works(cholesky, scale)
     if L is not None:
-        return Factor(L.to(dtype), None, rung, _smallest_eigenvalue(L), max(floor + n * rung, 0.0) if floor >= 0 else 0.0)
+        return Factor(
+            L.to(dtype), None, rung, _smallest_eigenvalue(L), max(floor + n * rung, 0.0) if floor >= 0 else 0.0
+        )
     LU, pivots = torch.linalg.lu_factor(H)
     return Factor(LU.to(dtype), pivots, rung, _lanczos_smallest(H), 0.0)
 
@@ -137,7 +142,7 @@ def _smallest_that_works(cholesky: Callable[[float], Tensor | None], scale: floa
     return high, L
 
 
-def _smallest_eigenvalue(L: Tensor, steps: int = 8) -> float:
+def _smallest_eigenvalue(L: Tensor, steps: int = 4) -> float:
     """Smallest eigenvalue of LLᵀ by inverse iteration; an upper estimate, close after a few steps."""
     v = torch.randn(len(L), 1, dtype=L.dtype, device=L.device, generator=torch.Generator(L.device).manual_seed(0))
     norm = 0.0

@@ -42,7 +42,9 @@ class _Pairs:
         self.sums: dict[tuple[int, int, str], Tensor] = {}
         for at, bm in enumerate(self.tail):
             for bl in self.tail[: at + 1]:
-                if bm is bl:
+                if bm is bl and _narrow(bm.o, bm.i):
+                    shape = (bm.o * (bm.o + 1) // 2 * bm.i, bm.i)
+                elif bm is bl:
                     shape = (bm.i * (bm.i + 1) // 2, bm.o * (bm.o + 1) // 2)
                 else:
                     shape = (bm.i * bl.i, bm.o * bl.o)
@@ -103,7 +105,11 @@ class _Pairs:
     ) -> None:
         k = len(S)
         i, o = (torch.triu_indices(size, size, device=S.device) for size in (a[m].shape[1], S.shape[1]))
-        self.sums[m, m, "first"].addmm_((a[m][:, i[0]] * a[m][:, i[1]]).T, S[:, o[0], o[1]])
+        upper = S[:, o[0], o[1]]
+        if _narrow(S.shape[1], a[m].shape[1]):
+            self.sums[m, m, "first"].addmm_((upper[:, :, None] * a[m][:, None, :]).view(k, -1).T, a[m])
+        else:
+            self.sums[m, m, "first"].addmm_((a[m][:, i[0]] * a[m][:, i[1]]).T, upper)
         for b in self.tail:
             low = b.layer
             if low >= m:
@@ -139,6 +145,8 @@ class _Pairs:
                 part += total.view(part.shape)
             elif key[2] == "second":
                 view[:, : total.shape[1] // bl.o] += total.view(bm.o, bl.i, -1, bl.o).permute(0, 2, 3, 1)
+            elif bm is bl and _narrow(bm.o, bm.i):
+                view += total.view(-1, bm.i, bm.i)[_triangle(bm.o)].permute(0, 2, 1, 3)
             elif bm is bl:
                 view += total[_triangle(bm.i)][:, :, _triangle(bm.o)].permute(2, 0, 3, 1)
             else:
@@ -147,6 +155,11 @@ class _Pairs:
                 H[bl.start : bl.stop, bm.start : bm.stop] = part.T
         H.diagonal().add_(self.problem.penalty)
         return H
+
+
+def _narrow(o: int, i: int) -> bool:
+    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs."""
+    return o * (o + 1) <= i // 2
 
 
 def _triangle(size: int) -> Tensor:

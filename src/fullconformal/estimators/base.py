@@ -39,7 +39,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
         proba = self.predict_proba(X)
-        return self.classes_[proba.argmax(axis=1)]
+        labels: Array = self.classes_[proba.argmax(axis=1)]
+        return labels
 
     def predict_set(
         self,
@@ -114,7 +115,13 @@ def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None]
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

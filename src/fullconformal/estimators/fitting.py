@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fullconformal.curvature import GGN
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
 from fullconformal.models.fitting import NotFinite, Progress, newton, train
+from fullconformal.models.linear import fit_binary
 from fullconformal.models.networks import linear
 from fullconformal.problem import Problem
 
@@ -110,7 +111,9 @@ def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings
         l2 = L2_NETWORK if settings.l2 is None else settings.l2
         penalty = {name: n * l2 for name, q in module.named_parameters() if q.requires_grad}
     else:
-        fitted = final if settings.prefit else _fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
+        fitted = (
+            final if settings.prefit else _fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
+        )
         _check_classes(fitted, classes)
         module, penalty = adapt(fitted, n)
     dtype = settings.dtype or next(module.parameters()).dtype
@@ -129,7 +132,12 @@ def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings
 
 def minimise(problem: Problem) -> None:
     """Newton's method from the current parameters of a linear problem, in place."""
-    curvature = GGN()
+    tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
+    theta = problem.theta
+    if len(problem.tail) == 2 and problem.blocks[0].o == 1:  # two classes, logits (0, z)
+        a = problem.trace(problem.X).inputs[0]
+        problem.assign(fit_binary(a, problem.y, problem.penalty, theta, tol))
+        return
 
     def value(theta: Tensor) -> Tensor:
         with torch.no_grad():
@@ -140,11 +148,9 @@ def minimise(problem: Problem) -> None:
         return problem.gradient()
 
     def step(theta: Tensor, g: Tensor) -> Tensor:
-        return curvature.factor(problem).solve(g[None])[0]
+        return GGN().factor(problem).solve(g[None])[0]
 
-    eps = torch.finfo(problem.X.dtype).eps
-    tol = problem.n * max(NEWTON_TOLERANCE, 100 * eps)
-    problem.assign(newton(problem.theta, value, gradient, step, tol))
+    problem.assign(newton(theta, value, gradient, step, tol))
 
 
 def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
@@ -180,4 +186,6 @@ def _check_classes(fitted: Any, classes: np.ndarray) -> None:
     if known is None:
         raise ValueError(f"estimator={type(fitted).__name__} is not fitted; fit it first or leave prefit=False.")
     if not is_skorch(fitted) and list(known) != list(classes):
-        raise ValueError(f"y has classes {list(classes)}, but the fitted estimator knows {list(known)}; give its training data.")
+        raise ValueError(
+            f"y has classes {list(classes)}, but the fitted estimator knows {list(known)}; give its training data."
+        )

@@ -43,6 +43,7 @@ from fullconformal.sets import check_levels
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
 CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
+SMALL = 2**20  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -187,8 +188,9 @@ class FullConformalClassifier(ConformalClassifier):
         if needed > memory:
             raise MemoryError(_too_large(needed, memory, problem.p))
         factor = curvature.factor(problem)
-        # One product with all of 𝓗⁻¹g_i costs 2np a test point, pruning C half-solves: Cp².
-        keep = self.prune is not True and (2 * problem.n < len(self.classes_) * problem.p or not factor.positive_definite)
+        # One product with all of 𝓗⁻¹g_i costs 2np a test point, pruning C half-solves: Cp². Small products beat any bookkeeping.
+        dense = problem.n * problem.p < max(len(self.classes_) * problem.p**2 // 2, SMALL)
+        keep = self.prune is not True and (dense or not factor.positive_definite)
         self._training = prepare(problem, factor, memory - curvature.memory(problem) // 2, keep)
         name = self.curvature if isinstance(self.curvature, str) else type(curvature).__name__
         name = {"auto": "ggn", "last_layer": "ggn of the last layer"}.get(name, name)
@@ -337,7 +339,9 @@ class FullConformalClassifier(ConformalClassifier):
         checked = [np.asarray(part, dtype=np.float64) for part in weights]
         for part, size, name in zip(checked, sizes, ("training", "test"), strict=True):
             if part.shape != (size,) or not np.isfinite(part).all() or (part < 0).any() or not part.any():
-                raise ValueError(f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}.")
+                raise ValueError(
+                    f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
+                )
         return checked[0], checked[1][:, None]
 
 
@@ -345,7 +349,9 @@ def last_layer(problem: Problem) -> Problem:
     """The same problem with every parameter held fixed but those of the last linear layer."""
     layers = [part for part in problem.model.modules() if isinstance(part, nn.Linear) and part.weight.requires_grad]
     if not layers:
-        raise CurvatureError("curvature='last_layer' needs a torch.nn.Linear with trainable weights; the model has none.")
+        raise CurvatureError(
+            "curvature='last_layer' needs a torch.nn.Linear with trainable weights; the model has none."
+        )
     penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
     problem.model.requires_grad_(False)
     layers[-1].requires_grad_(True)

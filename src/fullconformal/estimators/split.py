@@ -70,7 +70,9 @@ class SplitConformalClassifier(ConformalClassifier):
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
         """Train on a part of (X, y) and score the rest."""
         if not 0 < self.calibration_size < 1:
-            raise ValueError(f"calibration_size={self.calibration_size!r} is not allowed; give a share between 0 and 1.")
+            raise ValueError(
+                f"calibration_size={self.calibration_size!r} is not allowed; give a share between 0 and 1."
+            )
         own = self.estimator is None or isinstance(self.estimator, nn.Module)
         if own:
             check_estimator_kind(self.estimator, self.l2)
@@ -78,7 +80,9 @@ class SplitConformalClassifier(ConformalClassifier):
         self.classes_, index = encode_labels(y)
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31))
-        train, rest = train_test_split(np.arange(len(y)), test_size=self.calibration_size, random_state=seed, stratify=index)
+        train, rest = train_test_split(
+            np.arange(len(y)), test_size=self.calibration_size, random_state=seed, stratify=index
+        )
         if own:
             settings = Settings(self.l2, False, self.max_epochs, torch.device("cpu"), None, seed, None)
             self._model: Any = fit_problem(self.estimator, X[train], index[train], self.classes_, settings)

@@ -59,7 +59,9 @@ def check_objective(estimator: Any) -> None:
             raise ValueError(f"estimator={name}(class_weight={estimator.class_weight!r}) is not supported; use None.")
         l1 = estimator.penalty in ("l1", "elasticnet") or bool(estimator.l1_ratio)
         if l1:
-            raise ValueError(f"estimator={name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0).")
+            raise ValueError(
+                f"estimator={name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0)."
+            )
         if estimator.solver == "liblinear" and estimator.fit_intercept:
             raise ValueError(f"estimator={name}(solver='liblinear') penalises the intercept; use solver='lbfgs'.")
     elif is_skorch(estimator):
@@ -87,7 +89,9 @@ def _logistic(estimator: LogisticRegression) -> Adapted:
 
 def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:
     if estimator.out_activation_ == "logistic" and len(estimator.classes_) != 2:
-        raise ValueError("estimator=MLPClassifier was fitted to several labels a point; only one label a point is supported.")
+        raise ValueError(
+            "estimator=MLPClassifier was fitted to several labels a point; only one label a point is supported."
+        )
     hidden = [w.shape[1] for w in estimator.coefs_[:-1]]
     n_features, n_classes = estimator.coefs_[0].shape[0], len(estimator.classes_)
     module = mlp(n_features, hidden, n_classes, estimator.activation, binary_as_one=True).double()
@@ -103,7 +107,9 @@ def _skorch(estimator: Any, n: int) -> Adapted:
     module = copy.deepcopy(estimator.module_).eval()
     if isinstance(estimator.criterion_, nn.NLLLoss):  # skorch takes the logarithm of what the module returns
         module = Logarithm(module)
-    decay = {id(q): group.get("weight_decay", 0.0) for group in estimator.optimizer_.param_groups for q in group["params"]}
+    decay = {
+        id(q): group.get("weight_decay", 0.0) for group in estimator.optimizer_.param_groups for q in group["params"]
+    }
     by_name = {name: decay.get(id(q), 0.0) for name, q in estimator.module_.named_parameters()}
     prefix = "module." if isinstance(module, Logarithm) else ""
     return Adapted(module, {prefix + name: n * weight for name, weight in by_name.items()})

@@ -115,7 +115,12 @@ def _polish(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], t
     """L-BFGS with strong Wolfe line search on the whole bag until |∇|∞ ≤ tol."""
     params = [q for q in model.parameters() if q.requires_grad]
     lbfgs = torch.optim.LBFGS(
-        params, max_iter=max_iter, tolerance_grad=tol, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"
+        params,
+        max_iter=max_iter,
+        tolerance_grad=tol,
+        tolerance_change=0,
+        history_size=30,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:

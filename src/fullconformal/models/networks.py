@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ def mlp(
     outputs = 1 if binary_as_one and n_classes == 2 else n_classes
     sizes = [n_features, *hidden, outputs]
     steps: list[nn.Module] = []
-    for k, (i, o) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for k, (i, o) in enumerate(pairwise(sizes)):
         steps.append(nn.Linear(i, o, bias=bias))
         if k < len(sizes) - 2 and activation != "identity":
             steps.append(ACTIVATIONS[activation]())

@@ -49,7 +49,7 @@ def draw(
 
     chosen = interesting(p[shown], 6, level)
     figure = Figure(figsize=(13, 5.4), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
+    left, right = np.asarray(figure.subfigures(1, 2, width_ratios=(1, 1.25)))
     plot_size_curve(p, ax=left.subplots())
     left.suptitle("How many labels it takes", fontsize=11)
     axes = right.subplots(2, 6, width_ratios=(0.8, 1) * 3)

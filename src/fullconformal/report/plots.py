@@ -15,9 +15,7 @@ BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8b5cb1", "#b03060")
 
 
-def plot_size_curve(
-    p: Mapping[str, npt.ArrayLike], *, epsilons: npt.ArrayLike | None = None, ax: Any = None
-) -> Any:
+def plot_size_curve(p: Mapping[str, npt.ArrayLike], *, epsilons: npt.ArrayLike | None = None, ax: Any = None) -> Any:
     """Mean set size against the significance level ε, with a band of one standard error; ``p`` maps a name to p-values (m, C).
 
     Examples
@@ -43,7 +41,9 @@ def plot_size_curve(
     return ax
 
 
-def plot_p_values(p: npt.ArrayLike, classes: npt.ArrayLike, *, level: float = 0.9, truth: Any = None, ax: Any = None) -> Any:
+def plot_p_values(
+    p: npt.ArrayLike, classes: npt.ArrayLike, *, level: float = 0.9, truth: Any = None, ax: Any = None
+) -> Any:
     """p-values (C,) of one object as bars; those in the set at the level are filled, the true label is marked.
 
     Examples

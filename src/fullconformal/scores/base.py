@@ -1,7 +1,7 @@
 """What every approximation of full CP needs of the training bag, and the loop that turns scores into counts.
 
 An approximation is a function ``scorer(training, X, q)`` that returns the candidates' scores τ (m, C) and a function from a slice of
-training points to their scores α (m, k, C). Training points and candidates pass in blocks; n × (m·C) scores are never held.
+training points to their scores α (m, C, k). Training points and candidates pass in blocks; n × (m·C) scores are never held.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Training:
     loss: Tensor
     self_influence: Tensor
     gradients: list[Rows] | None
-    solved: list[Tensor] | None  # one (n, o, i) tensor a parameter block
+    solved: list[Tensor] | None  # one (o, n, i) tensor a parameter block
     memory: int
 
     def rows(self, index: Tensor | slice) -> list[Rows]:
@@ -43,18 +43,13 @@ class Training:
     def solved_rows(self, index: slice) -> Tensor:
         """𝓗⁻¹g_i (k, p) of the training points at the given positions."""
         if self.solved is not None:
-            return torch.cat([part[index].flatten(1) for part in self.solved], dim=1)
+            return torch.cat([part[:, index].transpose(0, 1).flatten(1) for part in self.solved], dim=1)
         return self.factor.solve(flat(self.rows(index)))
 
     @property
-    def scale(self) -> Tensor:
-        """Size of the terms that make up each training point's score, (n,)."""
-        return self.loss.abs() + self.self_influence.abs()
-
-
-def tie_tolerance(problem: Problem, scale: Tensor, tau: Tensor) -> Tensor:
-    """Scores closer than this are tied: the rounding error of their terms."""
-    return rounding(problem) * (scale + tau.abs())
+    def slack(self) -> Tensor:
+        """Rounding error granted to each training point's score, (n,): that of its terms."""
+        return rounding(self.problem) * (self.loss.abs() + self.self_influence.abs())
 
 
 def rounding(problem: Problem) -> float:
@@ -70,7 +65,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) ->
     keep_gradients = n * sum(b.o + b.i for b in problem.blocks) * size <= memory // 4
     step = max(1, min(4096, n, memory // 8 // (3 * p * size)))
     loss, self_influence = like.new_empty(n), like.new_empty(n)
-    solved = [like.new_empty(n, b.o, b.i) for b in problem.blocks] if keep_solved else None
+    solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
     gradients: list[list[Rows]] = []
     for start in range(0, n, step):
         at = slice(start, min(start + step, n))
@@ -90,7 +85,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) ->
             self_influence[at] = (U * G).sum(1)
         if solved is not None and U is not None:
             for part, b in zip(solved, problem.blocks, strict=True):
-                part[at] = U[:, b.start : b.stop].view(-1, b.o, b.i)
+                part[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
     return Training(problem, factor, loss, self_influence, join(gradients) if keep_gradients else None, solved, memory)
 
 
@@ -99,7 +94,9 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     if len(parts) == 1:
         return parts[0]
     return [
-        Rows(torch.cat([r.left for r in block]), None if block[0].right is None else torch.cat([r.right for r in block]))  # type: ignore[misc]
+        Rows(
+            torch.cat([r.left for r in block]), None if block[0].right is None else torch.cat([r.right for r in block])
+        )
         for block in zip(*parts, strict=True)
     ]
 
@@ -133,21 +130,19 @@ def count_scores(
     n_classes = problem.logits(X[:1]).shape[1]
     width = max([b.o for b in problem.blocks]) + 8 * n_classes
     limit = max(1, training.memory // 16 // (width * X.element_size()))
-    scale = training.scale
-    k = max(1, min(problem.n, 4096, limit))
-    m = max(1, min(len(X), limit // k))
+    k = max(1, min(problem.n, 512, limit))  # blocks that stay in the cache
+    m = max(1, min(len(X), 128, limit // k))
+    slack, eps = training.slack, rounding(problem)
     greater, equal = [], []
     for start in range(0, len(X), m):
         tau, alpha = scorer(training, X[start : start + m], q)
-        above = tied = torch.zeros_like(tau, dtype=torch.float64)
+        tau = tau[:, :, None]
+        own_slack = eps * tau.abs()
+        above = tied = torch.zeros(tau.shape[:2], dtype=torch.float64, device=tau.device)
         for at in range(0, problem.n, k):
             block = slice(at, min(at + k, problem.n))
-            part = pvalues.count(
-                alpha(block).transpose(0, 1),
-                tau,
-                tie_tolerance(problem, scale[block, None, None], tau),
-                None if weight is None else weight[block, None, :],
-            )
+            w = None if weight is None else weight[block].T
+            part = pvalues.count(alpha(block), tau, (slack[block], own_slack), w, axis=-1)
             above, tied = above + part[0], tied + part[1]
         greater.append(above)
         equal.append(tied)
@@ -160,6 +155,6 @@ def count_scores(
 def all_scores(
     scorer: Callable[[Training, Tensor, float], tuple[Tensor, Alpha]], training: Training, X: Tensor, q: float
 ) -> tuple[Tensor, Tensor]:
-    """All scores at once, α (m, n, C) and τ (m, C): for small problems, diagnostics and tests."""
+    """All scores at once, α (m, C, n) and τ (m, C): for small problems, diagnostics and tests."""
     tau, alpha = scorer(training, X, q)
     return alpha(slice(0, training.problem.n)), tau

@@ -1,8 +1,8 @@
 """The direct approximation: the influence of points on the loss itself (equation 2 of the paper).
 
-    α_i = ℓ_i + q·s_i − k_i        α_{n+1} = ℓ̂ − (1−q)·ŝ        k_i(y) = g_iᵀ𝓗⁻¹ĝ_y = (Vπ)_i − V_iy,  V = G𝓗⁻¹Jᵀ
+    α_i = ℓ_i + q·s_i − k_i        α_{n+1} = ℓ̂ − (1−q)·ŝ        k_i(y) = g_iᵀ𝓗⁻¹ĝ_y,  ĝ_y = Jᵀ(π − e_y)
 
-One product V serves all labels.
+All labels share one Jacobian: 𝓗⁻¹ meets its C rows, or the training gradients, never a pair.
 """
 
 from __future__ import annotations
@@ -11,46 +11,41 @@ import torch
 from torch import Tensor
 
 from fullconformal.problem import Rows, candidate_losses, flat
-from fullconformal.scores.base import Alpha, Training
+from fullconformal.scores.base import Alpha, Training, candidate_gradients
 
 
 def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
-    """Scores τ (m, C) of the candidates and α (m, k, C) of the training points in a slice."""
+    """Scores τ (m, C) of the candidates and α (m, C, k) of the training points in a slice."""
     problem, factor = training.problem, training.factor
     logits, J = problem.jacobian(X)
     m, n_classes = logits.shape
-    pi = torch.softmax(logits, -1)
+    ghat = candidate_gradients(J, logits)
     tau = candidate_losses(logits)
-    written = solved = torch.empty(0)
+    solved = torch.empty(0)
     if q < 1 or training.solved is None:
-        written = flat(J).flatten(0, 1)
-        solved = factor.solve(written)
-    if q < 1:
-        A = written.view(m, n_classes, -1) @ solved.view(m, n_classes, -1).mT
-        E = pi[:, None, :] - torch.eye(n_classes, dtype=pi.dtype, device=pi.device)  # π − e_y
-        tau = tau - (1 - q) * torch.einsum("myc,mcd,myd->my", E, A, E)
+        # Solved for the C rows of J, of which the candidates' gradients are differences.
+        written = flat(J)
+        solved = factor.solve(written.flatten(0, 1)).view_as(written)
+        E = torch.softmax(logits, -1)[:, None, :] - torch.eye(n_classes, dtype=X.dtype, device=X.device)  # π − e_y
+        tau = tau - (1 - q) * torch.einsum("myc,mcd,myd->my", E, written @ solved.mT, E)
+        solved = E @ solved
+    b = training.loss + q * training.self_influence
 
     def alpha(block: slice) -> Tensor:
         if training.solved is not None:
-            V = products(training.solved, J, block)
-        else:
-            V = (solved @ flat(training.rows(block)).T).view(m, n_classes, -1).mT
-        k = (V @ pi[:, :, None]) - V
-        return (training.loss + q * training.self_influence)[block, None] - k
+            return b[block] - products(training.solved, ghat, block)
+        return b[block] - (solved.flatten(0, 1) @ flat(training.rows(block)).T).view(m, n_classes, -1)
 
     return tau, alpha
 
 
-def products(solved: list[Tensor], J: list[Rows], block: slice) -> Tensor:
-    """V (m, k, C) from kept 𝓗⁻¹g_i (n, o, i) and the candidates' Jacobian rows, which stay factored."""
+def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
+    """k_i (m, C, k) from kept 𝓗⁻¹g_i (o, n, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
     total: Tensor | None = None
-    for U, (T, a) in zip(solved, J, strict=True):
-        k, o, i = U[block].shape
-        m = len(T)
-        if a is None:
-            part = (T.flatten(0, 1) @ U[block].view(k, o).T).view(m, -1, k).mT
-        else:
-            part = (a @ U[block].view(k * o, i).T).view(m, k, o) @ T.mT
-        total = part if total is None else total + part
+    for whole, (D, a) in zip(solved, rows, strict=True):
+        U = whole[:, block]
+        o, k, i = U.shape
+        part = D @ U.reshape(o, k) if a is None else D @ (a @ U.reshape(o * k, i).T).view(-1, o, k)
+        total = part if total is None else total.add_(part)
     assert total is not None
     return total

@@ -16,7 +16,7 @@ from fullconformal.scores.base import Alpha, Training, candidate_gradients
 
 
 def indirect(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
-    """Scores τ (m, C) of the candidates and α (m, k, C) of the training points in a slice."""
+    """Scores τ (m, C) of the candidates and α (m, C, k) of the training points in a slice."""
     problem = training.problem
     theta = problem.theta
     logits, J = problem.jacobian(X)
@@ -44,7 +44,7 @@ def indirect(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
             else:
                 f = vmap(own_logits)(theta - step + own, Z)
             columns.append(losses(f, y))
-        return torch.stack(columns).view(m, n_classes, -1).mT
+        return torch.stack(columns).view(m, n_classes, -1)
 
     return tau.view(m, n_classes), alpha
 

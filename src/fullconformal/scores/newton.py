@@ -19,7 +19,7 @@ from fullconformal.scores.base import Alpha, Training
 
 
 def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
-    """Scores τ (m, C) of the candidates and α (m, k, C) of the training points in a slice."""
+    """Scores τ (m, C) of the candidates and α (m, C, k) of the training points in a slice."""
     problem, factor = training.problem, training.factor
     logits, J = problem.jacobian(X)
     m, n_classes = logits.shape
@@ -32,7 +32,9 @@ def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     M = torch.linalg.inv(eye + S @ A)
     tau = candidate_losses(logits)
     if q < 1:
-        moved = logits[:, None, :] + shift(A[:, None], S[:, None], r, lambda t: _ratio(lambda u: (1 + u) ** (q - 1), t, q - 1))
+        moved = logits[:, None, :] + shift(
+            A[:, None], S[:, None], r, lambda t: _ratio(lambda u: (1 + u) ** (q - 1), t, q - 1)
+        )
         tau = candidate_losses(moved).diagonal(dim1=1, dim2=2)
 
     def alpha(block: slice) -> Tensor:
@@ -51,7 +53,7 @@ def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
             if q > 0:
                 fbar = fbar + removal(Abar.repeat_interleave(n_classes, 0), fbar, residuals(fbar, labels), q)
             loss = torch.logsumexp(fbar, -1) - fbar.gather(-1, labels[:, None])[:, 0]
-            scores.append(loss.view(k, n_classes))
+            scores.append(loss.view(k, n_classes).T)
         return torch.stack(scores)
 
     return tau, alpha
@@ -85,7 +87,8 @@ def shift(A: Tensor, S: Tensor, r: Tensor, phi: Callable[[Tensor], Tensor]) -> T
     root = (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT
     t, Q = torch.linalg.eigh(root @ S @ root)
     inner = Q.mT @ (root @ r[..., None])
-    return (root @ (Q @ (phi(t)[..., None] * inner)))[..., 0]
+    out: Tensor = (root @ (Q @ (phi(t)[..., None] * inner)))[..., 0]
+    return out
 
 
 def _ratio(power: Callable[[Tensor], Tensor], t: Tensor, slope: float) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
-from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, rounding, tie_tolerance
+from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, rounding
 
 BLOCK = 64
 
@@ -41,10 +41,10 @@ class _Sorted:
         self.order = torch.cat([order, order[-1:].expand(pad)]).view(-1, BLOCK)
         self.real = (torch.arange(n + pad, device=b.device) < n).view(-1, BLOCK)
         self.b, self.s = b[self.order], training.self_influence[self.order].clamp_min(0)
-        self.scale = training.scale[self.order]
+        self.slack = training.slack[self.order]
         self.weight = None if weight is None else weight[self.order] * self.real[..., None]
         self.low, self.high = self.b.amin(1), self.b.amax(1)
-        self.s_max, self.scale_max = self.s.amax(1), self.scale.amax(1)
+        self.s_max, self.slack_max = self.s.amax(1), self.slack.amax(1)
         self.total = self.real.sum(1, keepdim=True).double() if self.weight is None else self.weight.sum(1)
         self.relevant = self.total > 0
 
@@ -97,19 +97,22 @@ def _first_sieve(training: Training, bag: _Sorted, ghat: list[Rows], loss: Tenso
     if floor <= 0:
         return torch.ones_like(loss, dtype=torch.bool)
     m, n_classes = loss.shape
-    rows = [Rows(left.flatten(0, 1), None if right is None else right.repeat_interleave(n_classes, 0)) for left, right in ghat]
+    rows = [
+        Rows(left.flatten(0, 1), None if right is None else right.repeat_interleave(n_classes, 0))
+        for left, right in ghat
+    ]
     s_hat = (squared_norms(rows) / floor).view(m, n_classes)
     tau = loss - (1 - bag.q) * s_hat
     eps = rounding(training.problem)
     reach = (bag.s_max[:, None, None] * s_hat).sqrt() * (1 + eps)
-    top = bag.high[:, None, None] + reach + eps * (bag.scale_max[:, None, None] + tau.abs())
+    top = bag.high[:, None, None] + reach + bag.slack_max[:, None, None] + eps * tau.abs()
     return (top >= tau).any(0)
 
 
 def _second_and_third_sieve(bag: _Sorted, tau: Tensor, s_hat: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Weight (k,) surely above each candidate, and the undecided pairs (block, place, candidate)."""
     reach = (bag.s_max[:, None] * s_hat).sqrt() * (1 + eps)
-    margin = 2 * eps * (bag.scale_max[:, None] + tau.abs())
+    margin = 2 * (bag.slack_max[:, None] + eps * tau.abs())
     surely = bag.low[:, None] - reach > tau + margin
     never = bag.high[:, None] + reach < tau - margin
     if bag.weight is None:
@@ -123,7 +126,7 @@ def _second_and_third_sieve(bag: _Sorted, tau: Tensor, s_hat: Tensor, y: Tensor,
         b, s = bag.b[block], bag.s[block]
         t = tau[c][:, None]
         reach = (s * s_hat[c][:, None]).sqrt() * (1 + eps)
-        margin = 2 * eps * (bag.scale[block] + t.abs())
+        margin = 2 * (bag.slack[block] + eps * t.abs())
         surely = b - reach > t + margin
         weight = bag.real[block].double() if bag.weight is None else bag.weight[block, :, y[c]]
         above.index_add_(0, c, (surely * weight).sum(1))
@@ -154,10 +157,11 @@ def _fourth_sieve(
         index = (starts[group][:, None] + ranks).clamp_max(len(c) - 1)
         chosen = candidates[group]
         k = pair_products(training, point[index], training.factor.back(half[chosen]))
-        i, t = point[index].T, tau[chosen]
-        alpha = training.loss[i] + bag.q * training.self_influence[i] - k.T
+        i, t = point[index], tau[chosen][:, None]
+        alpha = training.loss[i] + bag.q * training.self_influence[i] - k
         w = real.double() if bag.weight is None else real * bag.weight[block[index], place[index], y[chosen][:, None]]
-        part = pvalues.count(alpha, t, tie_tolerance(training.problem, training.scale[i], t), w.T)
+        own_slack = rounding(training.problem) * t.abs()
+        part = pvalues.count(alpha, t, (bag.slack[block[index], place[index]], own_slack), w, axis=1)
         above[chosen] += part[0]
         equal[chosen] += part[1]
 

@@ -1,0 +1,228 @@
+"""Speed, as ratios measured in one process: our code against the paper's per-point loop, and against curvlinops.
+
+python benchmarks/speed.py            everything, about six minutes on two cores
+python benchmarks/speed.py logistic   one part: logistic, network, growth, curvature
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import make_classification
+from torch import nn
+from torch.func import functional_call, hessian
+
+from fullconformal import ConformalWarning, FullConformalClassifier
+from fullconformal.curvature import GGN, Hessian
+from fullconformal.models import mlp
+from fullconformal.problem import Problem
+
+console = Console(width=110)
+
+
+def seconds(work: Callable[[], object], repeats: int = 1) -> float:
+    """The fastest of a few runs: the machine's noise only ever adds."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def paper_loop_pair(loss_i: torch.Tensor, g_i: torch.Tensor, ghat: torch.Tensor, Hinv: torch.Tensor) -> torch.Tensor:
+    """One score as the paper's Algorithm 2 writes it: two influences, each a product with the explicit inverse."""
+    return loss_i - g_i @ (Hinv @ ghat) + g_i @ (Hinv @ g_i)
+
+
+def show(title: str, rows: list[tuple[str, ...]], heads: tuple[str, ...]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    for k, head in enumerate(heads):
+        table.add_column(head, justify="right" if k else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
+
+
+# Logistic regression: everything measured, nothing extrapolated -----------------------------------------------------------
+
+
+def logistic() -> None:
+    X, y = make_classification(1100, 50, n_informative=20, random_state=0)
+    Z, labels, Xt = X[:1000], y[:1000], X[1000:]
+    clf = FullConformalClassifier(l2=1e-3, method="influence")
+    clf.fit(Z, labels).predict_p(Xt)  # warm
+    ours_fit = seconds(lambda: clf.fit(Z, labels), 7)
+    ours_predict = seconds(lambda: clf.predict_p(Xt), 7)
+    ours = clf.predict_p(Xt)
+
+    start = time.perf_counter()
+    theirs = logistic_loop(clf, Z, labels, Xt)
+    loop = time.perf_counter() - start
+    console.print(f"p-values of both: largest difference {np.abs(ours - theirs).max():.1e}")
+    total = ours_fit + ours_predict
+    show(
+        "Logistic regression, n = 1,000, d = 50, 100 test points, 2 labels (200,000 pairs), deleted, float64",
+        [
+            ("paper's loop: gradients, Hessian, inverse, all pairs", f"{loop:.2f} s", "1×"),
+            ("ours: fit", f"{1e3 * ours_fit:.2f} ms", ""),
+            ("ours: 100 test points", f"{1e3 * ours_predict:.2f} ms", ""),
+            ("ours: fit + predict", f"{1e3 * total:.2f} ms", f"{loop / total:,.0f}×  (bar: 1,000×)"),
+        ],
+        ("", "time", "ratio"),
+    )
+
+
+def logistic_loop(clf: FullConformalClassifier, X: np.ndarray, y: np.ndarray, Xt: np.ndarray) -> np.ndarray:
+    """Algorithm 2 with autograd gradients, at the same parameters (the fit itself is not counted)."""
+    problem = clf._training.problem
+    model, penalty = problem.model, problem.unpack(problem.penalty)
+    n = len(y)
+    params = {name: q.detach() for name, q in model.named_parameters() if q.requires_grad}
+    theta = torch.cat([q.reshape(-1) for q in params.values()])
+    decay = torch.cat([penalty[name].reshape(-1) for name in params])
+    Z, labels, objects = torch.as_tensor(X), torch.as_tensor(y), torch.as_tensor(Xt)
+
+    def unpack(theta: torch.Tensor) -> dict[str, torch.Tensor]:
+        out, at = {}, 0
+        for name, q in params.items():
+            out[name] = theta[at : at + q.numel()].view_as(q)
+            at += q.numel()
+        return out
+
+    def loss(theta: torch.Tensor, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(functional_call(model, unpack(theta), (x[None],)), label[None])
+
+    def gradient(x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        t = theta.clone().requires_grad_()
+        return torch.autograd.grad(loss(t, x, label), t)[0]
+
+    def objective(theta: torch.Tensor) -> torch.Tensor:
+        f = functional_call(model, unpack(theta), (Z,))
+        return nn.functional.cross_entropy(f, labels, reduction="sum") + (decay * theta**2).sum() / 2
+
+    Hinv = torch.linalg.inv(hessian(objective)(theta))
+    g = [gradient(Z[i], labels[i]) for i in range(n)]
+    losses = [loss(theta, Z[i], labels[i]) for i in range(n)]
+    p = np.zeros((len(objects), 2))
+    for j, x in enumerate(objects):
+        for label in range(2):
+            ghat, tau = gradient(x, torch.tensor(label)), loss(theta, x, torch.tensor(label))
+            above = 0
+            for i in range(n):
+                above += bool(paper_loop_pair(losses[i], g[i], ghat, Hinv) >= tau)
+            p[j, label] = (1 + above) / (n + 1)
+    return p
+
+
+# A network: the loop is sampled -----------------------------------------------------------------------------------------------
+
+
+def bag(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points of ten classes in 32 dimensions, about 90 % separable."""
+    X, y = make_classification(n, 32, n_informative=24, n_classes=10, class_sep=2.0, random_state=seed)
+    return torch.as_tensor(X, dtype=torch.float32), torch.as_tensor(y)
+
+
+def network_fit(n: int, **options: object) -> tuple[FullConformalClassifier, np.ndarray]:
+    X, y = bag(n + 200)
+    torch.manual_seed(0)
+    net = mlp(32, (100, 50, 20), 10)
+    clf = FullConformalClassifier(net, method="influence", max_epochs=max(2, 200_000 // n), random_state=0, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConformalWarning)
+        clf.fit(X[:n].numpy(), y[:n].numpy())
+    return clf, X[n:].numpy()
+
+
+def network() -> None:
+    clf, Xt = network_fit(2000)
+    problem = clf._training.problem
+    clf.predict_p(Xt)
+    ours = seconds(lambda: clf.predict_p(Xt), 5) / len(Xt)
+    pruned = clf.set_params(prune=True)
+    ours_pruned = seconds(lambda: pruned.predict_p(Xt), 3) / len(Xt)
+    with torch.no_grad():
+        L = clf._training.factor.matrix
+        Hinv = torch.cholesky_inverse(L)
+        from fullconformal.problem import flat
+
+        G = flat(clf._training.rows(slice(0, 40)))
+        sample = 60
+        pair = (
+            seconds(lambda: [paper_loop_pair(clf._training.loss[k % 40], G[k % 40], G[7], Hinv) for k in range(sample)])
+            / sample
+        )
+    loop = pair * problem.n * 10
+    show(
+        f"MLP 32-100-50-20-10, p = {problem.p:,}, n = 2,000, 10 labels, deleted, float32: one test point",
+        [
+            (f"paper's loop, 20,000 pairs, extrapolated from {sample}", f"{loop:.0f} s", "1×"),
+            ("ours", f"{1e3 * ours:.2f} ms", f"{loop / ours:,.0f}×  (bar: 10,000×)"),
+            ("ours, pruning forced", f"{1e3 * ours_pruned:.2f} ms", f"{loop / ours_pruned:,.0f}×"),
+        ],
+        ("", "time", "ratio"),
+    )
+
+
+def growth() -> None:
+    rows, first = [], None
+    for n in (2_000, 5_000, 10_000, 20_000, 50_000):
+        clf, Xt = network_fit(n, prune=True)
+        from fullconformal.scores.pruned import pruned_counts
+
+        touched = pruned_counts(clf._training, torch.as_tensor(Xt), 1.0).touched
+        each = seconds(lambda clf=clf, Xt=Xt: clf.predict_p(Xt), 3) / len(Xt)
+        first = first or (n, each)
+        rows.append(
+            (f"{n:,}", f"{touched:.3%}", f"{1e3 * each:.2f} ms", f"{n / first[0]:.1f}×", f"{each / first[1]:.2f}×")
+        )
+    show(
+        "Pruning, the same network: share of pairs whose product is formed (target below 1 % at 10,000), time a test point",
+        rows,
+        ("n", "pairs touched", "time", "n grew", "time grew"),
+    )
+
+
+# Curvature -------------------------------------------------------------------------------------------------------------------------
+
+
+def curvature() -> None:
+    """Our whole matrix against a sample of curvlinops' matrix-vector products, extrapolated to p of them."""
+    from curvlinops import GGNLinearOperator, HessianLinearOperator
+
+    X, y = bag(2000)
+    torch.manual_seed(0)
+    net = mlp(32, (100, 50, 20), 10).eval()
+    problem = Problem(net, X, y, 1.0)
+    rows = []
+    for name, ours, theirs in (("exact Hessian", Hessian, HessianLinearOperator), ("GGN", GGN, GGNLinearOperator)):
+        ours().matrix(problem)
+        mine = seconds(lambda ours=ours: ours().matrix(problem), 3)
+        operator = theirs(
+            net, nn.CrossEntropyLoss(reduction="sum"), list(net.parameters()), [(X, y)], check_deterministic=False
+        )
+        sample = 128
+        V = torch.eye(problem.p)[:, :sample]
+        operator @ V
+        each = seconds(lambda operator=operator, V=V: operator @ V, 2) / sample
+        rows.append((name, f"{mine:.2f} s", f"{each * problem.p:.0f} s", f"{each * problem.p / mine:.0f}×  (bar: 10×)"))
+    show(
+        f"Curvature of the network, p = {problem.p:,}, n = 2,000, float32 (curvlinops: {sample} products, extrapolated to p)",
+        rows,
+        ("", "ours", "curvlinops", "ratio"),
+    )
+
+
+if __name__ == "__main__":
+    parts = {"logistic": logistic, "network": network, "growth": growth, "curvature": curvature}
+    for chosen in sys.argv[1:] or parts:
+        parts[chosen]()

@@ -1,0 +1,44 @@
+"""The command line as a person types it."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+from click.testing import CliRunner
+
+from fullconformal.cli import main
+from fullconformal.report.demo import in_words, interesting
+
+
+def test_demo_prints_the_schemes_and_writes_the_figure(tmp_path):
+    out = tmp_path / "figure.png"
+    result = CliRunner().invoke(main, ["demo", "--out", str(out), "--confidence", "0.95"], catch_exceptions=False)
+    assert result.exit_code == 0
+    for word in ("deleted", "studentized", "ordinary", "split CP", "coverage", "Diagnostics", "95% confidence"):
+        assert word in result.output
+    assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size > 20_000
+
+
+def test_demo_refuses_a_missing_folder_before_it_works(tmp_path):
+    start = time.perf_counter()
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "nowhere" / "x.png")])
+    assert result.exit_code == 2 and "does not exist" in result.output
+    assert CliRunner().invoke(main, ["demo", "--confidence", "1.5"]).exit_code == 2
+    assert time.perf_counter() - start < 60
+
+
+def test_help_does_not_import_torch():
+    code = "import sys, fullconformal.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_sets_in_words():
+    assert in_words(np.array([3]), 3, 0.9) == "it is 3, with 90% confidence; it was 3 (right)"
+    assert in_words(np.array(["cat", "dog", "fox"]), "cow", 0.95).startswith("it is cat, dog or fox, with 95%")
+    assert in_words(np.array([]), 1, 0.9) == "no label fits, with 90% confidence; it was 1 (wrong)"
+
+
+def test_interesting_objects_are_the_hardest_then_the_emptiest_and_the_surest():
+    p = np.array([[0.9, 0.01], [0.5, 0.4], [0.02, 0.01], [0.3, 0.2]])
+    assert interesting(p, 4, 0.9).tolist() == [1, 3, 2, 0]
