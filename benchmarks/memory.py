@@ -1,7 +1,7 @@
 """Peak memory of the whole process at n = 60,000, p = 9,580, 100 test points (synthetic), against memory_budget + 300 MB.
 
-python benchmarks/memory.py            a budget of 2 GiB, about two minutes on two cores
-python benchmarks/memory.py 3          a budget in GiB
+python benchmarks/memory.py            a budget of 3 GiB, about two minutes on two cores
+python benchmarks/memory.py 4          a budget in GiB
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ def main(budget: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0)

@@ -6,6 +6,7 @@ python benchmarks/speed.py logistic   one part: logistic, network, growth, curva
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import warnings
@@ -22,7 +23,9 @@ from torch.func import functional_call, hessian
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.models import mlp
-from fullconformal.problem import Problem
+from fullconformal.models.fitting import train
+from fullconformal.problem import Problem, flat
+from fullconformal.scores.pruned import pruned_counts
 
 console = Console(width=110)
 
@@ -83,7 +86,7 @@ def logistic() -> None:
 
 def logistic_loop(clf: FullConformalClassifier, X: np.ndarray, y: np.ndarray, Xt: np.ndarray) -> np.ndarray:
     """Algorithm 2 with autograd gradients, at the same parameters (the fit itself is not counted)."""
-    problem = clf._training.problem
+    problem = clf._engine.problem
     model, penalty = problem.model, problem.unpack(problem.penalty)
     n = len(y)
     params = {name: q.detach() for name, q in model.named_parameters() if q.requires_grad}
@@ -127,16 +130,28 @@ def logistic_loop(clf: FullConformalClassifier, X: np.ndarray, y: np.ndarray, Xt
 
 
 def bag(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points of ten classes in 32 dimensions, about 90 % separable."""
-    X, y = make_classification(n, 32, n_informative=24, n_classes=10, class_sep=2.0, random_state=seed)
+    """Points of ten classes around centres in 32 dimensions."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(10, 32))
+    y = rng.integers(0, 10, n)
+    X = centres[y] + rng.normal(size=(n, 32))
     return torch.as_tensor(X, dtype=torch.float32), torch.as_tensor(y)
 
 
-def network_fit(n: int, **options: object) -> tuple[FullConformalClassifier, np.ndarray]:
-    X, y = bag(n + 200)
+@functools.cache
+def trained() -> nn.Module:
+    """One network for all sizes of bag: what is measured here is prediction."""
+    X, y = bag(10_000)
     torch.manual_seed(0)
     net = mlp(32, (100, 50, 20), 10)
-    clf = FullConformalClassifier(net, method="influence", max_epochs=max(2, 200_000 // n), random_state=0, **options)
+    train(net, X, y, {name: 100.0 for name, _ in net.named_parameters()}, max_epochs=20, max_iter=50)
+    return net.eval()
+
+
+def network_fit(n: int, **options: object) -> tuple[FullConformalClassifier, np.ndarray]:
+    """A bag of n points around the network, and 100 test points."""
+    X, y = bag(n + 100)
+    clf = FullConformalClassifier(trained(), prefit=True, method="influence", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConformalWarning)
         clf.fit(X[:n].numpy(), y[:n].numpy())
@@ -145,20 +160,22 @@ def network_fit(n: int, **options: object) -> tuple[FullConformalClassifier, np.
 
 def network() -> None:
     clf, Xt = network_fit(2000)
-    problem = clf._training.problem
+    problem = clf._engine.problem
     clf.predict_p(Xt)
     ours = seconds(lambda: clf.predict_p(Xt), 5) / len(Xt)
     pruned = clf.set_params(prune=True)
     ours_pruned = seconds(lambda: pruned.predict_p(Xt), 3) / len(Xt)
     with torch.no_grad():
-        L = clf._training.factor.matrix
+        L = clf._engine.training.factor.matrix
         Hinv = torch.cholesky_inverse(L)
-        from fullconformal.problem import flat
-
-        G = flat(clf._training.rows(slice(0, 40)))
+        G = flat(clf._engine.training.rows(slice(0, 40)))
         sample = 60
         pair = (
-            seconds(lambda: [paper_loop_pair(clf._training.loss[k % 40], G[k % 40], G[7], Hinv) for k in range(sample)])
+            seconds(
+                lambda: [
+                    paper_loop_pair(clf._engine.training.loss[k % 40], G[k % 40], G[7], Hinv) for k in range(sample)
+                ]
+            )
             / sample
         )
     loop = pair * problem.n * 10
@@ -177,9 +194,7 @@ def growth() -> None:
     rows, first = [], None
     for n in (2_000, 5_000, 10_000, 20_000, 50_000):
         clf, Xt = network_fit(n, prune=True)
-        from fullconformal.scores.pruned import pruned_counts
-
-        touched = pruned_counts(clf._training, torch.as_tensor(Xt), 1.0).touched
+        touched = pruned_counts(clf._engine.training, torch.as_tensor(Xt), 1.0).touched
         each = seconds(lambda clf=clf, Xt=Xt: clf.predict_p(Xt), 3) / len(Xt)
         first = first or (n, each)
         rows.append(

@@ -1,68 +1,49 @@
-"""Exact full CP by batched refits equals brute force, one fit at a time."""
+"""Exact full CP by batched refits equals brute force, one fit at a time, and its fits and bounds hold what they say."""
 
 import numpy as np
 import oracles_convex as oracle
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from oracles_convex import bag_of, one_thread, problems  # noqa: F401
+from sklearn.linear_model import LogisticRegression
 
-from fullconformal.convex import Change, LinearBag, NoMinimiser, refit
+from fullconformal.convex import (
+    Change,
+    LinearBag,
+    NoMinimiser,
+    at_points,
+    bounds,
+    certify,
+    curvature,
+    deletion,
+    logits,
+    probabilities,
+    refit,
+    residual,
+    second,
+)
+from fullconformal.convex.loss import range_of
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores.exact import exact_counts
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small products wait for their threads longer than they take where others use the cores too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@st.composite
-def problems(draw, max_size=200, max_features=30):
-    """A random classification problem with its penalty, and one test point."""
-    C = draw(st.sampled_from([2, 3]))
-    n = draw(st.integers(20, max_size if C == 2 else max_size // 2))
-    d = draw(st.integers(1, max_features if C == 2 else max_features // 2))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    separable = draw(st.booleans())
-    X = rng.normal(size=(n + 1, d)) * np.exp(draw(st.floats(-1, 1)))
-    scores = X @ rng.normal(size=(d, C)) + rng.normal(size=C) / 2
-    y = (scores if separable else scores + 2 * rng.gumbel(size=scores.shape)).argmax(1)[:n]
-    y[: 2 * C] = np.arange(2 * C) % C  # every class at least twice
-    intercept = draw(st.booleans())
-    penalty = np.full(d, 10 ** draw(st.floats(-2, 1)))
-    if intercept:
-        X, penalty = np.hstack([X, np.ones((n + 1, 1))]), np.append(penalty, 0.0)
-    if draw(st.booleans()):
-        X[-1] = X[0]  # the test point is a training point: a tie
-    return X[:n], y, C, penalty, X[n:]
-
-
-def bag_of(X, y, C, penalty):
-    return LinearBag(torch.tensor(X), torch.tensor(y), C, torch.tensor(penalty))
-
-
-def p_exact(X, y, C, penalty, X_test, q, weight=None):
-    weights = None if weight is None else torch.tensor(weight)
-    counts = exact_counts(bag_of(X, y, C, penalty), torch.tensor(X_test), q, weights)
+def p_exact(X, y, C, penalty, X_test, q, weight=None, **options):
+    counts = exact_counts(bag_of(X, y, C, penalty), torch.tensor(X_test), q, weight, **options)
     return p_values(counts.greater, counts.equal, len(y) if weight is None else weight.sum(0))
 
 
 def p_brute(X, y, C, penalty, X_test, q, weight=None):
-    return np.array([
+    weights = [None] * C if weight is None else weight.T
+    return np.array(
         [
-            oracle.p_value(*oracle.exact_scores(X, y, C, penalty, x, c, q), None if weight is None else weight[:, c])
-            for c in range(C)
+            [oracle.p_value(*oracle.exact_scores(X, y, C, penalty, x, c, q), weights[c]) for c in range(C)]
+            for x in X_test
         ]
-        for x in X_test
-    ])  # fmt: skip
+    )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(problems())
 def test_ordinary_equals_brute_force(problem):
     np.testing.assert_allclose(p_exact(*problem, q=0), p_brute(*problem, q=0), rtol=1e-12)
@@ -74,7 +55,123 @@ def test_deleted_equals_brute_force(problem):
     np.testing.assert_allclose(p_exact(*problem, q=1), p_brute(*problem, q=1), rtol=1e-12)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(problems(max_size=40, max_features=6))
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(problems(max_size=40, max_features=8))
 def test_deleted_equals_brute_force_on_few_points(problem):
     np.testing.assert_allclose(p_exact(*problem, q=1), p_brute(*problem, q=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("class_conditional", [False, True])
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(problem=problems(max_size=40, max_features=4))
+def test_class_conditional_and_weighted_counts(class_conditional, problem):
+    y, C = problem[1], problem[2]
+    weight = comparison_weight(y, C, class_conditional=class_conditional, weights=np.exp(problem[0][:, 0]))
+    for q in (0, 1):
+        expected = p_brute(*problem, q, weight)
+        np.testing.assert_allclose(p_exact(*problem, q, weight), expected, rtol=1e-12)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(problems(max_size=60))
+def test_every_fit_is_within_the_bound_on_its_error(problem):
+    """Stopped after any number of steps, the logits of all points are within the error claimed of the minimiser's."""
+    *data, X_test = problem
+    bag, C = bag_of(*data), data[2]
+    change = Change(torch.tensor(X_test[:1]).T.repeat(1, C), torch.arange(C), torch.arange(C))
+    exact = refit(bag, change)
+    for steps in range(4):
+        state = {"left": steps}
+
+        def stop(columns, theta, error, state=state):
+            state["left"] -= 1
+            return torch.full((len(columns),), state["left"] < 0)
+
+        fits = refit(bag, change, bag.base.theta[:, :, None].expand(-1, -1, C), stop)
+        moved = fits.theta - exact.theta
+        off = torch.maximum(range_of(logits(bag, moved)).amax(0), range_of(at_points(change.x, moved)))
+        assert (off <= fits.error + exact.error).all()
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(problems(max_size=60))
+def test_one_step_deletion_is_within_its_bound(problem):
+    """The logits of a point left out by one Newton step are within the bound of those of the refit without it."""
+    *data, X_test = problem
+    bag, n = bag_of(*data), len(data[1])
+    change = Change(torch.tensor(X_test[:1]).T, torch.zeros(1, dtype=torch.long))
+    fits = refit(bag, change)
+    z = logits(bag, fits.theta)
+    pi = probabilities(z)
+    S, r = second(pi), residual(pi, bag.y[:, None])
+    C = curvature(bag, change, fits.theta, S)
+    mu, kappa, _ = certify(bag, change, fits.theta, fits.gradient, C)
+    out = deletion(C.A, S, r, 1)
+    claimed = bounds(C.A, r, kappa, mu, out)[:, 0]
+    without = refit(bag, Change(change.x.repeat(1, n), change.y.repeat(n), torch.arange(n)))
+    exact = at_points(bag.X.T, without.theta)
+    assert (range_of(exact - (z + out.shift)[:, :, 0].T) <= claimed + without.error).all()
+
+
+def test_softmax_loss_is_self_concordant_in_the_range_of_logits():
+    """|D³ℓ[u, u, δ]| ≤ range(δ) D²ℓ[u, u], and no constant below one would do."""
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(2000):
+        C = rng.integers(2, 6)
+        pi = rng.dirichlet(np.full(C, rng.choice([0.1, 1.0]))) + 1e-9
+        pi /= pi.sum()
+        u, delta = rng.normal(size=(2, C))
+        u, centred = u - pi @ u, delta - pi @ delta
+        ratios.append(abs(pi @ (u**2 * centred)) / (np.ptp(delta) * (pi @ u**2)))
+    assert 0.95 < max(ratios) <= 1
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_the_fit_is_that_of_scikit_learn(C):
+    rng = np.random.default_rng(C)
+    X = rng.normal(size=(100, 4))
+    y = rng.integers(C, size=100)
+    model = LogisticRegression(C=0.5, tol=1e-12, solver="newton-cholesky").fit(X, y)
+    bag = bag_of(np.hstack([X, np.ones((100, 1))]), y, C, np.array([2.0, 2, 2, 2, 0]))
+    expected = np.hstack([model.coef_, model.intercept_[:, None]])
+    np.testing.assert_allclose(bag.base.coefficients(), expected, atol=1e-8)
+
+
+def test_without_the_last_point_of_a_class_its_score_is_infinite():
+    """A free intercept runs away then, so the point counts for every candidate of another class."""
+    rng = np.random.default_rng(0)
+    X = np.hstack([rng.normal(size=(30, 2)), np.ones((30, 1))])
+    y = np.zeros(30, dtype=int)
+    y[0] = 1
+    y[1] = 2
+    y[2:16] = 1
+    counts = exact_counts(bag_of(X, y, 3, np.array([1.0, 1, 0])), torch.tensor(X[20:22] * [3, 3, 1]), 1)
+    assert (counts.greater[:, :2] >= 1).all()
+    assert np.isfinite(counts.gradient).all()
+
+
+@pytest.mark.parametrize("q", [0, 1])
+def test_separable_data_without_penalty(q):
+    X = np.hstack([np.linspace(-1, 1, 20)[:, None], np.ones((20, 1))])
+    bag = bag_of(X, (X[:, 0] > 0).astype(int), 2, np.zeros(2))
+    with pytest.raises(NoMinimiser, match="l2"):
+        exact_counts(bag, torch.tensor(X[:1]), q)
+
+
+def test_a_scheme_that_has_no_exact_version():
+    bag = LinearBag(torch.ones(2, 1, dtype=torch.float64), torch.tensor([0, 1]), 2, torch.ones(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="q = 0"):
+        exact_counts(bag, bag.X, 0.5)
+
+
+def test_memory_and_progress_change_nothing():
+    rng = np.random.default_rng(1)
+    X, y, X_test = rng.normal(size=(50, 3)), rng.integers(3, size=50), rng.normal(size=(7, 3))
+    seen = []
+    whole = p_exact(X, y, 3, np.full(3, 0.1), X_test, 1)
+    parts = p_exact(
+        X, y, 3, np.full(3, 0.1), X_test, 1, memory_budget=1, progress=lambda done, total: seen.append((done, total))
+    )
+    np.testing.assert_array_equal(whole, parts)
+    assert seen[-1] == (7, 7) and len(seen) == 21

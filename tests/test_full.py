@@ -49,11 +49,11 @@ def test_scikit_learn_compliance(estimator, check):
 
 def literal_p(clf, X, q=1.0, approximation="direct"):
     """p-values by Algorithm 2 at the classifier's own parameters and penalty."""
-    problem = clf._training.problem
+    problem = clf._engine.problem
     penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
     oracle = Oracle(problem.model, problem.X, problem.y, penalty)
     objects = torch.as_tensor(X).to(problem.X)
-    return algorithm_2(oracle, oracle.ggn(), clf._training.factor.damping, objects, q, approximation)[0]
+    return algorithm_2(oracle, oracle.ggn(), clf._engine.training.factor.damping, objects, q, approximation)[0]
 
 
 @pytest.mark.parametrize("data", ["two", "three"])
@@ -89,7 +89,8 @@ def test_logistic_regression_is_carried_over_with_its_objective(data, intercept,
 @pytest.mark.parametrize("activation", ["tanh", "logistic", "relu", "identity"])
 def test_perceptron_is_carried_over_with_its_objective(data, solver, activation, request):
     X, y, Xt = request.getfixturevalue(data)
-    model = MLPClassifier((6, 4), activation=activation, solver=solver, alpha=2.0, batch_size=20, max_iter=20_000 if solver == "lbfgs" else 5,
+    model = MLPClassifier((6, 4), activation=activation, solver=solver, alpha=2.0, batch_size=20,
+                          max_iter=20_000 if solver == "lbfgs" else 5,
                           tol=1e-13, random_state=0)  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,7 +98,7 @@ def test_perceptron_is_carried_over_with_its_objective(data, solver, activation,
         fitted = clone(model).fit(X, y)
     assert np.abs(clf.predict_proba(Xt) - fitted.predict_proba(Xt)).max() < 1e-10
     # The sum form's Λ: alpha on weights for full batches, alpha·n/batch for batches, nothing on biases.
-    penalty = clf._training.problem.unpack(clf._training.problem.penalty)
+    penalty = clf._engine.problem.unpack(clf._engine.problem.penalty)
     expected = 2.0 * (1 if solver == "lbfgs" else 80 / 20)
     assert all((part == (expected if name.endswith("weight") else 0)).all() for name, part in penalty.items())
     if solver == "lbfgs" and activation != "relu":
@@ -112,7 +113,7 @@ def test_skorch_net_is_carried_over(three, criterion):
     net = NeuralNetClassifier(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *tail), criterion=criterion,
                               optimizer__weight_decay=0.05, lr=0.5, max_epochs=20, verbose=0)  # fmt: skip
     clf = FullConformalClassifier(net, dtype="float64", method="influence").fit(X, y)
-    penalty = clf._training.problem.unpack(clf._training.problem.penalty)
+    penalty = clf._engine.problem.unpack(clf._engine.problem.penalty)
     assert all(abs(float(part.mean()) - 80 * 0.05) < 1e-12 for part in penalty.values())
     fitted = net.set_params(train_split=None).fit(X.astype(np.float32), y)
     prefit = FullConformalClassifier(fitted, prefit=True, dtype="float64", method="influence").fit(X, y)
@@ -198,7 +199,7 @@ def test_curvatures(three):
     given = FullConformalClassifier(net, curvature=GGN(), random_state=0, max_epochs=20, method="influence").fit(X, y)
     assert np.array_equal(fits["auto"].predict_p(Xt), fits["ggn"].predict_p(Xt))
     assert np.array_equal(fits["auto"].predict_p(Xt), given.predict_p(Xt))
-    assert fits["last_layer"]._training.problem.p == 27
+    assert fits["last_layer"]._engine.problem.p == 27
     assert np.array_equal(fits["last_layer"].predict_proba(Xt), fits["ggn"].predict_proba(Xt))
     assert np.array_equal(fits["last_layer"].predict_p(Xt), literal_p(fits["last_layer"], Xt))
 
@@ -236,7 +237,7 @@ def test_sets_are_nested_and_levels_may_be_many(three):
 def test_leverages_are_those_of_the_matrices(two, three):
     """Two classes: the largest eigenvalue of SA. More: below it."""
     for data, exact in ((two, True), (three, False)):
-        training = FullConformalClassifier(method="influence").fit(*data[:2])._training
+        training = FullConformalClassifier(method="influence").fit(*data[:2])._engine.training
         f, J = training.problem.jacobian(training.problem.X)
         A = flat(J) @ training.factor.solve(flat(J).flatten(0, 1)).view_as(flat(J)).mT
         top = torch.linalg.eigvals(softmax_curvature(f) @ A).real.amax(1)

@@ -19,7 +19,7 @@ LAYERS = {
     "models": ["models"],
     "data": ["data"],
     "problem": [],
-    "convex": [],
+    "convex": ["convex"],
     "curvature": ["problem", "curvature.base", "curvature.structured"],
     "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base"],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "estimators"],

@@ -29,6 +29,8 @@ class Diagnostics:
         Of a point along its own residual (`leverages`): near 1 a point decides its own prediction.
     negative_scores : int
         Training points whose linearised loss ℓ_i − s_i is negative, which no loss can be.
+    valid : bool
+        Whether the method's guarantee holds without any of this.
     """
 
     n_points: int
@@ -43,11 +45,14 @@ class Diagnostics:
     positive_definite: bool
     largest_leverage: float
     negative_scores: int
+    valid: bool = False
 
     @property
     def warnings(self) -> list[str]:
         """What is wrong and what to do about it, one sentence each; empty where nothing is."""
-        out = []
+        out: list[str] = []
+        if self.valid:  # the guarantee does not rest on any of this
+            return out
         if not self.positive_definite:
             out.append(
                 f"the {self.curvature} is indefinite (smallest eigenvalue {self.smallest_eigenvalue:.2g} with damping "
@@ -90,12 +95,14 @@ class Diagnostics:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value}" for name, value in rows]
+        if self.valid:
+            lines.append("The sets of this method are exactly valid, whatever these figures are.")
         return "\n".join(lines + [f"! {text}." for text in self.warnings])
 
 
 @torch.no_grad()
-def diagnose(training: Training, curvature: str, damping_chosen: bool) -> Diagnostics:
-    """Diagnostics of a prepared bag."""
+def diagnose(training: Training, curvature: str, damping_chosen: bool, valid: bool = False) -> Diagnostics:
+    """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them."""
     problem, factor, n = training.problem, training.factor, training.problem.n
     g = problem.gradient()
     return Diagnostics(
@@ -111,6 +118,7 @@ def diagnose(training: Training, curvature: str, damping_chosen: bool) -> Diagno
         positive_definite=factor.positive_definite,
         largest_leverage=float(leverages(training).max()),
         negative_scores=int((training.loss < training.self_influence).sum()),
+        valid=valid,
     )
 
 

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
+from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
 from fullconformal.models.fitting import NotFinite, Progress, newton, train
 from fullconformal.models.linear import fit_binary
@@ -30,13 +31,14 @@ COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
 class Settings:
     """The constructor's arguments that say how to fit."""
 
-    l2: float | None
-    prefit: bool
-    max_epochs: int
-    device: torch.device
-    dtype: torch.dtype | None
-    seed: int
-    progress: Progress | None
+    l2: float | None = None
+    prefit: bool = False
+    max_epochs: int = 200
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype | None = None
+    seed: int = 0
+    head: str | None = None
+    progress: Progress | None = None
 
 
 def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
@@ -46,9 +48,15 @@ def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
     return None, estimator
 
 
-def check_estimator_kind(estimator: Any, l2: float | None) -> None:
+def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = None) -> None:
     """Raise where the estimator cannot be wrapped, before anything is fitted."""
     _, final = split_pipeline(estimator)
+    if head is not None:
+        if not isinstance(final, nn.Module):
+            raise ValueError(
+                f"head={head!r} names a layer of a torch.nn.Module, but estimator is {type(final).__name__}."
+            )
+        find_head(final, head)
     if isinstance(final, nn.Module):
         check_module(final)
     elif final is not None:
@@ -74,7 +82,7 @@ def check_module(module: nn.Module) -> None:
         )
 
 
-def to_tensor(X: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+def to_tensor(X: Any, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     """A fresh tensor of the given device and dtype."""
     return torch.as_tensor(np.array(X, copy=True)).to(device=device, dtype=dtype)
 
@@ -96,37 +104,61 @@ def transform(head: Pipeline, X: Any) -> Any:
 
 def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings) -> Problem:
     """Fit the classifier to X (n, ...) and label indices y (n,), and state the problem at its parameters."""
-    n, n_classes = len(y), len(classes)
-    penalty: dict[str, float]
-    if final is None:
-        if X.ndim != 2:
-            raise ValueError(f"X has shape {X.shape}; the built-in logistic regression takes (n, features). Flatten X.")
-        module: nn.Module = linear(X.shape[1], n_classes)
-        nn.init.zeros_(next(module.parameters()))
-        nn.init.zeros_(module[0].bias)  # type: ignore[index]
-        penalty = {"0.weight": n * (L2_LINEAR if settings.l2 is None else settings.l2)}
-        module = module.double()
-    elif isinstance(final, nn.Module):
-        module = copy.deepcopy(final)
-        l2 = L2_NETWORK if settings.l2 is None else settings.l2
-        penalty = {name: n * l2 for name, q in module.named_parameters() if q.requires_grad}
-    else:
-        fitted = (
-            final if settings.prefit else _fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
-        )
-        _check_classes(fitted, classes)
-        module, penalty = adapt(fitted, n)
+    n_classes = len(classes)
+    module, penalty = _module(final, X, y, classes, settings)
     dtype = settings.dtype or next(module.parameters()).dtype
     module = module.to(device=settings.device, dtype=dtype).eval()
     Xt, yt = to_tensor(X, settings.device, dtype), torch.as_tensor(y, device=settings.device)
-    check_outputs(module, Xt, n_classes)
+    given = settings.head is not None and settings.prefit  # a pretrained backbone may know other classes
+    if not given:
+        check_outputs(module, Xt, n_classes)
     if isinstance(final, nn.Module) and not settings.prefit:
         train(module, Xt, yt, penalty, max_epochs=settings.max_epochs, seed=settings.seed, progress=settings.progress)
+    if settings.head is not None:
+        return _head_problem(module, settings.head, Xt, yt, n_classes, settings.l2)
     problem = Problem(module, Xt, yt, penalty)
     if problem.is_linear and not settings.prefit:
         minimise(problem)
-    if not torch.isfinite(problem.theta).all() or not torch.isfinite(problem.logits(Xt)).all():
+    check_finite(problem)
+    return problem
+
+
+def check_finite(problem: Problem) -> None:
+    """Raise where the fit ran away."""
+    if not torch.isfinite(problem.theta).all() or not torch.isfinite(problem.logits(problem.X)).all():
         raise NotFinite("the fitted model's parameters or logits are not finite; scale the features, or train again.")
+
+
+def _module(
+    final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings
+) -> tuple[nn.Module, dict[str, float]]:
+    """The module to be fitted, or fitted already by its own library, and its penalty."""
+    n = len(y)
+    if final is None:
+        if X.ndim != 2:
+            raise ValueError(f"X has shape {X.shape}; the built-in logistic regression takes (n, features). Flatten X.")
+        module = linear(X.shape[1], len(classes)).double()
+        for q in module[0].parameters():
+            nn.init.zeros_(q)
+        return module, {"0.weight": n * (L2_LINEAR if settings.l2 is None else settings.l2)}
+    if isinstance(final, nn.Module):
+        copied = copy.deepcopy(final)
+        l2 = L2_NETWORK if settings.l2 is None else settings.l2
+        return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
+    fitted = final if settings.prefit else _fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
+    _check_classes(fitted, classes)
+    return adapt(fitted, n)
+
+
+def _head_problem(network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None) -> Problem:
+    """The head refitted as a logistic regression on the features of the frozen rest."""
+    X = X.double()
+    module, features = with_new_head(network, find_head(network, head), X, n_classes)
+    penalty = len(y) * (L2_LINEAR if l2 is None else l2)
+    on_features = Problem(nn.Sequential(*list(module)[1:]), features, y, {"0.weight": penalty})
+    minimise(on_features)  # shares the head's parameters with the whole
+    problem = Problem(module, X, y, {"1.weight": penalty})
+    check_finite(problem)
     return problem
 
 

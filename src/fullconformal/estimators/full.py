@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from fullconformal import pvalues
 from fullconformal.curvature import GGN, Curvature, CurvatureError, Hessian
-from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.diagnostics import Diagnostics
+from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import (
     ConformalClassifier,
     ConformalWarning,
@@ -23,27 +25,21 @@ from fullconformal.estimators.base import (
     encode_labels,
     progress_bar,
 )
+from fullconformal.estimators.engines import APPROXIMATIONS, Engine, Exact, Influence, Query, Symmetric
 from fullconformal.estimators.fitting import (
     Settings,
     check_estimator_kind,
     fit_problem,
     fit_transformer,
     split_pipeline,
-    to_tensor,
     transform,
 )
 from fullconformal.problem import Problem
-from fullconformal.scores.base import Counts, count_scores, prepare
-from fullconformal.scores.direct import direct
-from fullconformal.scores.indirect import indirect
-from fullconformal.scores.newton import newton
-from fullconformal.scores.pruned import pruned_counts
 from fullconformal.sets import check_levels
 
+METHODS = ("auto", "influence", "symmetric", "exact")
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
-APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
 CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
-SMALL = 2**20  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -54,8 +50,10 @@ class FullConformalClassifier(ConformalClassifier):
     ----------
     estimator : None, nn.Module, LogisticRegression, MLPClassifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits.
-    method : {"auto", "influence"}, default="auto"
-        How retraining is avoided. "influence" is the paper's approximation, and what "auto" takes.
+    method : {"auto", "influence", "symmetric", "exact"}, default="auto"
+        "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
+        regressions, and networks with `head`. "exact" is full CP itself. "auto" is symmetric where the fit is convex, unless an
+        option of influence is given, else influence.
     scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
@@ -69,6 +67,10 @@ class FullConformalClassifier(ConformalClassifier):
         parameters). scikit-learn and skorch estimators bring their own.
     prefit : bool, default=False
         Take the estimator as it is; `fit` is then given the data it was trained on.
+    head : str, optional
+        Name of a network's last linear layer, or "auto" to find it. All before it is frozen and the head refitted as a logistic
+        regression. Exactly valid where the rest was not trained on the data given to `fit` (a pretrained backbone, with
+        ``prefit=True``); where it was, only approximately.
     confidence_level : float, default=0.9
         Of the sets, where `predict_set` is not told otherwise.
     class_conditional : bool, default=False
@@ -92,8 +94,8 @@ class FullConformalClassifier(ConformalClassifier):
     Attributes
     ----------
     classes_ : ndarray (C,)
-    diagnostics_ : Diagnostics
-        What `diagnose` returns.
+    method_ : str
+        The method that was taken.
 
     Notes
     -----
@@ -122,6 +124,7 @@ class FullConformalClassifier(ConformalClassifier):
         damping: float | None = None,
         l2: float | None = None,
         prefit: bool = False,
+        head: str | None = None,
         confidence_level: float = 0.9,
         class_conditional: bool = False,
         prune: bool | str = "auto",
@@ -140,6 +143,7 @@ class FullConformalClassifier(ConformalClassifier):
         self.damping = damping
         self.l2 = l2
         self.prefit = prefit
+        self.head = head
         self.confidence_level = confidence_level
         self.class_conditional = class_conditional
         self.prune = prune
@@ -166,8 +170,10 @@ class FullConformalClassifier(ConformalClassifier):
         head, final = split_pipeline(self.estimator)
         X, y = self._validate(X, y, reset=True, transformed=head is not None)
         self.classes_, index = encode_labels(y)
+        self.method_ = self._method(final)
         memory = int(self.memory_budget * 2**30)
-        self._check_memory(final, X, len(self.classes_), memory)
+        if self.method_ == "influence":
+            self._check_memory(final, memory)
         self._head, X = fit_transformer(head, X, y, self.prefit)
         self._input_shape = tuple(X.shape[1:])
         with progress_bar("training", bool(self.verbose)) as progress:
@@ -178,30 +184,46 @@ class FullConformalClassifier(ConformalClassifier):
                 device=self._device(),
                 dtype=DTYPES[self.dtype],
                 seed=int(check_random_state(self.random_state).randint(2**31)),
+                head=self.head,
                 progress=progress,
             )
             problem = fit_problem(final, X, index, self.classes_, settings)
+        self._labels = index
+        self._recalibration: tuple[Any, Any, Any] | None = None
+        self._engine = self._make_engine(problem, memory)
+        if not self._engine.valid and self.diagnose().warnings:
+            text = "; ".join(self.diagnose().warnings)
+            warnings.warn(f"{text}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
+        return self
+
+    def _method(self, final: Any) -> str:
+        """The method to take; an error where the one asked for cannot be had."""
+        convex = final is None or isinstance(final, LogisticRegression) or self.head is not None
+        if self.method == "auto":
+            asked = self.approximation != "direct" or self.curvature != "auto" or self.damping is not None
+            return "symmetric" if convex and not asked else "influence"
+        if self.method != "influence" and not convex:
+            raise ValueError(
+                f"method={self.method!r} needs a convex fit, and {type(final).__name__} is not: give head= (its last linear layer, "
+                "refitted on frozen features), or take method='influence'."
+            )
+        return self.method
+
+    def _make_engine(self, problem: Problem, memory: int) -> Engine:
+        if self.method_ != "influence":
+            return (Symmetric if self.method_ == "symmetric" else Exact)(problem, memory)
         if self.curvature == "last_layer":
             problem = last_layer(problem)
         curvature = self._curvature()
         needed = curvature.memory(problem)
         if needed > memory:
             raise MemoryError(_too_large(needed, memory, problem.p))
-        factor = curvature.factor(problem)
-        # One product with all of 𝓗⁻¹g_i costs 2np a test point, pruning C half-solves: Cp². Small products beat any bookkeeping.
-        dense = problem.n * problem.p < max(len(self.classes_) * problem.p**2 // 2, SMALL)
-        keep = self.prune is not True and (dense or not factor.positive_definite)
-        self._training = prepare(problem, factor, memory - curvature.memory(problem) // 2, keep)
         name = self.curvature if isinstance(self.curvature, str) else type(curvature).__name__
         name = {"auto": "ggn", "last_layer": "ggn of the last layer"}.get(name, name)
-        self.diagnostics_ = diagnose(self._training, name, curvature.damping is None)
-        if self.diagnostics_.warnings:
-            text = "; ".join(self.diagnostics_.warnings)
-            warnings.warn(f"{text}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
-        return self
+        return Influence(problem, curvature, name, memory, self.prune)
 
     def _check_params(self) -> None:
-        check_option("method", self.method, ("auto", "influence"))
+        check_option("method", self.method, METHODS)
         self._check_scores()
         if not isinstance(self.curvature, Curvature):
             check_option("curvature", self.curvature, ("auto", *CURVATURES))
@@ -215,7 +237,7 @@ class FullConformalClassifier(ConformalClassifier):
         check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         check_option("dtype", self.dtype, tuple(DTYPES))
         check_levels(self.confidence_level)
-        check_estimator_kind(self.estimator, self.l2)
+        check_estimator_kind(self.estimator, self.l2, self.head)
         if self.prefit and self.estimator is None:
             raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
         self._device()
@@ -252,9 +274,9 @@ class FullConformalClassifier(ConformalClassifier):
         # scikit-learn's wording asks for two dimensions; modules may take images.
         return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
 
-    def _check_memory(self, final: Any, X: Any, n_classes: int, memory: int) -> None:
+    def _check_memory(self, final: Any, memory: int) -> None:
         """Raise, before any training, where the curvature of a module cannot fit."""
-        if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature):
+        if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature) or self.head is not None:
             return
         dtype = DTYPES[self.dtype] or next(final.parameters()).dtype
         p = sum(q.numel() for q in final.parameters() if q.requires_grad)
@@ -269,8 +291,8 @@ class FullConformalClassifier(ConformalClassifier):
     # Prediction -------------------------------------------------------------------------------------------------------
 
     def predict_p(
-        self, X: Any, *, smoothing: bool = False, weights: tuple[Any, Any] | None = None
-    ) -> npt.NDArray[np.float64]:
+        self, X: Any, *, smoothing: bool = False, weights: tuple[Any, Any] | None = None, bounds: bool = False
+    ) -> Any:
         """p-values of every label.
 
         Parameters
@@ -281,59 +303,134 @@ class FullConformalClassifier(ConformalClassifier):
             Break ties at random: p-values of the true labels are then uniform, not merely larger.
         weights : (array (n,), array (m,)), optional
             Likelihood ratios dQ/dP of the training and the test objects, for covariate shift.
+        bounds : bool, default=False
+            Return two arrays that enclose the exact symmetric p-values of the ordinary scheme, from one Newton step a
+            candidate; sets from the upper are valid. With ``method="symmetric"``.
 
         Returns
         -------
-        ndarray (m, C)
+        ndarray (m, C), or a pair of them
             Columns as in ``classes_``.
         """
         X = self._prepare_inputs(X)
         self._check_scores()
-        y = self._training.problem.y.cpu().numpy()
         train, own = self._check_weights(weights, len(X))
+        y = self._labels
         weight = pvalues.comparison_weight(
             y, len(self.classes_), class_conditional=self.class_conditional, weights=train
         )
         total = len(y) if weight is None else weight.sum(axis=0)
-        on_device = None if weight is None else torch.as_tensor(weight, device=X.device)
+        if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
+            raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         with progress_bar("p-values", bool(self.verbose)) as progress:
-            counts = self._counts(X, on_device, progress)
-        uniform = self._uniform(counts.greater.shape) if smoothing else None
-        return pvalues.p_values(counts.greater, counts.equal, total, own, uniform)
+            query = self._query(weight, progress)
+            if bounds:
+                assert isinstance(self._engine, Symmetric)
+                return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._engine.bounds(X, query))
+            greater, equal = self._engine.counts(X, query)
+        uniform = self._uniform(greater.shape) if smoothing else None
+        p = pvalues.p_values(greater, equal, total, own, uniform)
+        return p if self._recalibration is None else self._recalibrated(p, weights)
 
-    def _counts(self, X: Tensor, weight: Tensor | None, progress: Any) -> Counts:
-        training, q = self._training, SCHEMES[self.scheme]
-        prunable = self.approximation == "direct" and training.factor.positive_definite
-        # Other schemes than the deleted need ŝ anyway, which is most of the cost of pruning.
-        cheaper = training.solved is None or q < 1
-        if prunable and (self.prune is True or (self.prune == "auto" and cheaper)):
-            return pruned_counts(training, X, q, weight, progress)
-        return count_scores(APPROXIMATIONS[self.approximation], training, X, q, weight, progress)
+    def _query(self, weight: Any = None, progress: Any = None) -> Query:
+        return Query(SCHEMES[self.scheme], self.approximation, self.prune, weight, progress)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)
-        return torch.softmax(self._training.problem.logits(X), -1).cpu().numpy()
+        return self._engine.proba(X)
+
+    # Trust --------------------------------------------------------------------------------------------------------------
+
+    def recalibrate(self, X: Any, y: Any) -> FullConformalClassifier:
+        """Make the p-values exactly valid with fresh labelled points that were not given to `fit`.
+
+        The p-value of a fresh point's true label is a split-conformal score: from now on `predict_p` returns
+        p′ = (1 + #{p_j ≤ p})/(m + 1). The order of labels stays as it was.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            A few hundred objects.
+        y : array-like (m,)
+            Their labels.
+        """
+        check_is_fitted(self)
+        self._recalibration = None
+        y = np.asarray(y)
+        unseen = sorted(set(y.tolist()) - set(self.classes_.tolist()))
+        if unseen:
+            raise ValueError(
+                f"y holds labels unseen in training: {unseen[:5]}; the classes are {self.classes_.tolist()}."
+            )
+        p = self.predict_p(X)
+        if y.shape != (len(p),):
+            raise ValueError(f"y must hold one label for each of the {len(p)} objects in X, got shape {y.shape}.")
+        index = np.searchsorted(self.classes_, y)
+        self._recalibration = (self._settings(), p[np.arange(len(p)), index], index)
+        return self
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What the meaning of a recalibrated p-value rests on."""
+        return self.scheme, self.approximation, self.class_conditional
+
+    def _recalibrated(self, p: npt.NDArray[np.float64], weights: Any) -> npt.NDArray[np.float64]:
+        assert self._recalibration is not None
+        settings, fresh, labels = self._recalibration
+        if settings != self._settings() or weights is not None:
+            raise ValueError(
+                "p-values were recalibrated with other options; call recalibrate again (weights: not at all)."
+            )
+        weight = pvalues.comparison_weight(labels, len(self.classes_), class_conditional=self.class_conditional)
+        total = len(labels) if weight is None else weight.sum(axis=0)
+        # Small p-values are the nonconforming ones, so the score is −p.
+        greater, equal = pvalues.count(-fresh[:, None, None], -p, 1e-12, None if weight is None else weight[:, None, :])
+        return pvalues.p_values(greater, equal, total)
 
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""
         check_is_fitted(self)
-        return self.diagnostics_
+        return self._engine.diagnostics
 
-    def _prepare_inputs(self, X: Any) -> Tensor:
+    def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
+        """Compare with exact refits on random pairs of an object of X and a label.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects to draw from.
+        n_pairs : int, default=20
+        max_refits : int, default=2000
+            Where n refits a pair are more than this allows, that many training points are drawn at random.
+        random_state : int, RandomState or None, default=0
+
+        Returns
+        -------
+        Audit
+            Prints as a table.
+        """
+        check_number("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+        check_number("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        X = self._prepare_inputs(X)
+        with progress_bar("refits", bool(self.verbose)) as progress:
+            return audit_engine(
+                self._engine, X, self._query(), n_pairs, max_refits, self.confidence_level,
+                check_random_state(random_state), progress,
+            )  # fmt: skip
+
+    def _prepare_inputs(self, X: Any) -> Any:
         check_is_fitted(self)
         X = self._validate(X, reset=False, transformed=self._head is not None)
         X = X if self._head is None else transform(self._head, X)
         if tuple(X.shape[1:]) != self._input_shape:
             raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
-        like = self._training.problem.X
-        return to_tensor(X, like.device, like.dtype)
+        return X
 
     def _check_weights(self, weights: Any, m: int) -> tuple[Any, Any]:
         """Checked weights of the training points (or None) and of the m candidates, (m, 1)."""
         if weights is None:
             return None, 1.0
-        sizes = self._training.problem.n, m
+        sizes = len(self._labels), m
         if not isinstance(weights, tuple) or len(weights) != 2:
             raise ValueError("weights must be a pair (weights of the training points, weights of the test points).")
         checked = [np.asarray(part, dtype=np.float64) for part in weights]

@@ -84,7 +84,7 @@ class SplitConformalClassifier(ConformalClassifier):
             np.arange(len(y)), test_size=self.calibration_size, random_state=seed, stratify=index
         )
         if own:
-            settings = Settings(self.l2, False, self.max_epochs, torch.device("cpu"), None, seed, None)
+            settings = Settings(l2=self.l2, max_epochs=self.max_epochs, seed=seed)
             self._model: Any = fit_problem(self.estimator, X[train], index[train], self.classes_, settings)
         else:
             self._model = clone(self.estimator).fit(X[train], index[train])

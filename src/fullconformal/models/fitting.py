@@ -55,7 +55,7 @@ def train(
     batch_size: int = 100,
     learning_rate: float = 1e-3,
     tol: float = 1e-5,
-    max_iter: int = 1000,
+    max_iter: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
@@ -65,7 +65,7 @@ def train(
     """
     with threads(1 if batch_size * sum(q.numel() for q in model.parameters()) < 2**24 else torch.get_num_threads()):
         _adam(model, X, y, penalty, max_epochs, batch_size, learning_rate, seed, progress)
-    _polish(model, X, y, penalty, tol, max_iter)
+    polish(model, X, y, penalty, tol, max_iter)
     if progress is not None:
         progress(max_epochs + 1, max_epochs + 1)
 
@@ -102,7 +102,7 @@ def _adam(
         for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):
             adam.zero_grad()
             loss = _objective(model, X[index], y[index], penalty, n)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             adam.step()
         schedule.step()
         if not torch.isfinite(loss):
@@ -111,7 +111,7 @@ def _adam(
             progress(epoch + 1, max_epochs + 1)
 
 
-def _polish(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], tol: float, max_iter: int) -> None:
+def polish(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], tol: float, max_iter: int) -> None:
     """L-BFGS with strong Wolfe line search on the whole bag until |∇|∞ ≤ tol."""
     params = [q for q in model.parameters() if q.requires_grad]
     lbfgs = torch.optim.LBFGS(
@@ -126,7 +126,7 @@ def _polish(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], t
     def closure() -> Tensor:
         lbfgs.zero_grad()
         loss = _objective(model, X, y, penalty, len(y))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
-    lbfgs.step(closure)  # type: ignore[no-untyped-call]
+    lbfgs.step(closure)

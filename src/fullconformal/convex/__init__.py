@@ -1,0 +1,45 @@
+"""L2-penalised logistic regression on bags that differ by a point or two: fits, leaving points out, and error bounds."""
+
+from fullconformal.convex.bag import Change, LinearBag, NoMinimiser, at_points, gradient, logits
+from fullconformal.convex.candidates import Counted, Counts, FloatArray, Progress, candidates, comparison, count_all
+from fullconformal.convex.deletion import Deletion, bounds, deletion, score_error
+from fullconformal.convex.fits import CONVERGED, ROUGH, Base, Fits, certify, first_step, refit, rounding
+from fullconformal.convex.hessian import Curvature, curvature
+from fullconformal.convex.loss import margin, probabilities, residual, residual_, second, spread, unpacked
+
+__all__ = [
+    "CONVERGED",
+    "ROUGH",
+    "Base",
+    "Change",
+    "Counted",
+    "Counts",
+    "Curvature",
+    "Deletion",
+    "Fits",
+    "FloatArray",
+    "LinearBag",
+    "NoMinimiser",
+    "Progress",
+    "at_points",
+    "bounds",
+    "candidates",
+    "certify",
+    "comparison",
+    "count_all",
+    "curvature",
+    "deletion",
+    "first_step",
+    "gradient",
+    "logits",
+    "margin",
+    "probabilities",
+    "refit",
+    "residual",
+    "residual_",
+    "rounding",
+    "score_error",
+    "second",
+    "spread",
+    "unpacked",
+]

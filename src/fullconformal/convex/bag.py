@@ -1,0 +1,165 @@
+"""A bag of points under L2-penalised logistic regression, and its objective's derivatives for many changed bags at once.
+
+Logits are relative to class 0, f = (0, z) with z = Θᵀx of K = C − 1 values. For two classes that is scikit-learn's
+parametrisation. For more it is softmax regression with its gauge freedom (the same number added to every logit) taken out:
+at the minimum the C weight rows sum to zero, and the penalty of the centred rows is Λ ⊗ (I − 11ᵀ/C). In sum form:
+
+    F(Θ) = Σ_j ℓ(y_j, z_j) + ½ Σ_j Λ_j Θ_jᵀ T Θ_j          T = 1 (two classes), I − 11ᵀ/C (more)
+
+Arrays hold one bag per column, last: Θ (d, K, B), logits (n, K, B); p = d·K. Symmetric K × K matrices are packed (…, Q, B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fullconformal.convex.loss import margin, probabilities_, residual_
+
+if TYPE_CHECKING:
+    from fullconformal.convex.fits import Base
+
+EPS = torch.finfo(torch.float64).eps
+
+
+class NoMinimiser(ValueError):
+    """The objective has no minimiser: its infimum lies at infinity."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the logistic regression has no minimiser: a bag without l2 penalty is separable, or a class is missing from it. "
+            "Set l2 > 0 and give every class at least one point, or drop the features that separate the classes."
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What each column's bag adds to and leaves out of Z: point x (d, B) with label y (B,), training index removed (B,)."""
+
+    x: Tensor
+    y: Tensor
+    removed: Tensor | None = None
+
+    def __getitem__(self, columns: Tensor | slice) -> Change:
+        """The changes of some columns."""
+        removed = None if self.removed is None else self.removed[columns]
+        return Change(self.x[:, columns], self.y[columns], removed)
+
+
+@dataclass(frozen=True)
+class LinearBag:
+    """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept."""
+
+    X: Tensor
+    y: Tensor
+    n_classes: int
+    penalty: Tensor
+
+    def __post_init__(self) -> None:
+        if self.X.dtype != torch.float64:
+            raise ValueError(f"X has dtype {self.X.dtype}; the bounds need float64: pass X.double()")
+
+    @property
+    def K(self) -> int:
+        """Logits per point."""
+        return self.n_classes - 1
+
+    @cached_property
+    def coupling(self) -> Tensor:
+        """The penalty's matrix T (K, K) between classes."""
+        T = torch.eye(self.K, dtype=self.X.dtype, device=self.X.device)
+        return T if self.K == 1 else T - 1.0 / self.n_classes
+
+    @cached_property
+    def base(self) -> Base:
+        """The fit on Z itself, which every other fit starts from."""
+        from fullconformal.convex.fits import base_fit
+
+        return base_fit(self)
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """The largest |x_ij| of each feature (d,)."""
+        return self.X.abs().amax(0)
+
+    @cached_property
+    def free_intercept(self) -> bool:
+        """Whether a constant feature is not penalised, so that a bag without one of the classes has no minimiser."""
+        constant = (self.X[0] == self.X).all(0) & (self.X[0] != 0)
+        return bool((constant & (self.penalty == 0)).any())
+
+    @cached_property
+    def _kept(self) -> dict[torch.dtype, Tensor]:
+        return {}
+
+    def products(self, dtype: torch.dtype, memory: int = 2**28) -> Iterator[tuple[slice, Tensor]]:
+        """Products of the features (d(d+1)/2, k) for slices of training points; kept where they fit the memory."""
+        n, d = self.X.shape
+        step = max(1, memory // (4 * d * (d + 1)))
+        if step < n:
+            for start in range(0, n, step):
+                yield slice(start, start + step), _products(self.X[start : start + step].to(dtype))
+            return
+        if dtype not in self._kept:
+            self._kept[dtype] = _products(self.X.to(dtype))
+        yield slice(0, n), self._kept[dtype]
+
+
+def _products(X: Tensor) -> Tensor:
+    """Products x_i x_j of the features, i ≤ j, (d(d+1)/2, n)."""
+    rows = X.T.contiguous()
+    d, n = rows.shape
+    P = X.new_empty(d * (d + 1) // 2, n)
+    at = 0
+    for j in range(d):
+        torch.mul(rows[j:], rows[j], out=P[at : at + d - j])
+        at += d - j
+    return P
+
+
+def logits(bag: LinearBag, theta: Tensor) -> Tensor:
+    """Logits (n, K, B) of the training points at Θ (d, K, B)."""
+    d, K, B = theta.shape
+    return (bag.X @ theta.reshape(d, K * B)).view(-1, K, B)
+
+
+def at_points(x: Tensor, theta: Tensor) -> Tensor:
+    """Logits (K, B) of one point x (d, B) per column."""
+    return torch.einsum("db,dkb->kb", x, theta)
+
+
+def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -> Tensor:
+    """F (B,) at Θ (d, K, B), given the logits (n, K, B) of the training points there."""
+    losses = softplus(margin(z, bag.y[:, None]))
+    if change is not None and change.removed is not None:
+        losses[change.removed, torch.arange(len(change.y), device=z.device)] = 0.0
+    F = losses.sum(0) + 0.5 * (bag.penalty[:, None, None] * theta * _coupled(bag, theta)).sum((0, 1))
+    return F if change is None else F + softplus(margin(at_points(change.x, theta), change.y))
+
+
+def _coupled(bag: LinearBag, theta: Tensor) -> Tensor:
+    """TΘ (d, K, B)."""
+    return theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", bag.coupling, theta)
+
+
+def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:
+    """∇F (d, K, B) given the residuals (n, K, B) of the training points, of which those of removed points are set to zero."""
+    d, K, B = theta.shape
+    if change is not None and change.removed is not None:
+        r[change.removed, :, torch.arange(B, device=r.device)] = 0.0
+    G = (bag.X.T @ r.view(-1, K * B)).view(d, K, B)
+    G += bag.penalty[:, None, None] * _coupled(bag, theta)
+    if change is not None:
+        G += change.x[:, None, :] * residual_(probabilities_(at_points(change.x, theta)), change.y)
+    return G
+
+
+def residuals(bag: LinearBag, theta: Tensor) -> Tensor:
+    """Residuals (n, K, B) of the training points at Θ (d, K, B)."""
+    return residual_(probabilities_(logits(bag, theta)), bag.y[:, None])

@@ -1,0 +1,86 @@
+"""The softmax loss of points: logits z (..., K, B) relative to class 0, labels y (..., 1 or B), symmetric matrices packed."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def pairs(k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and columns (2, Q) of the entries i ≤ j of a k × k matrix, packed, and the place (k, k) of each entry among them."""
+    index = torch.triu_indices(k, k, device=device)
+    place = torch.empty(k, k, dtype=torch.long, device=device)
+    place[index[0], index[1]] = place[index[1], index[0]] = torch.arange(index.shape[1], device=device)
+    return index, place
+
+
+def unpacked(A: Tensor) -> Tensor:
+    """Packed (..., Q, B) to full (..., K, K, B)."""
+    K = math.isqrt(2 * A.shape[-2])
+    return A[..., pairs(K, A.device)[1], :]
+
+
+def probabilities(z: Tensor) -> Tensor:
+    """Probabilities (..., K, B) of the classes 1 … K."""
+    return probabilities_(z.clone())
+
+
+def probabilities_(z: Tensor) -> Tensor:
+    """The same in place of the logits: at these sizes fresh memory costs more than the arithmetic."""
+    if z.shape[-2] == 1:
+        return z.sigmoid_()
+    top = z.amax(-2, keepdim=True).clamp_(min=0.0)
+    e = z.sub_(top).exp_()
+    return e.div_(e.sum(-2, keepdim=True) + torch.exp(-top))
+
+
+def residual(pi: Tensor, y: Tensor) -> Tensor:
+    """ℓ' = π − e_y (..., K, B)."""
+    return residual_(pi.clone(), y)
+
+
+def residual_(pi: Tensor, y: Tensor) -> Tensor:
+    """The same in place of the probabilities."""
+    if pi.shape[-2] == 1:
+        return pi.sub_(y.unsqueeze(-2))
+    classes = torch.arange(1, pi.shape[-2] + 1, device=pi.device)[:, None]
+    return pi.sub_((classes == y.unsqueeze(-2)).to(pi.dtype))
+
+
+def second(pi: Tensor) -> Tensor:
+    """ℓ'' = diag(π) − ππᵀ, packed (..., Q, B)."""
+    if pi.shape[-2] == 1:
+        return (1 - pi).mul_(pi)
+    (i, j), _ = pairs(pi.shape[-2], pi.device)
+    S: Tensor = -pi[..., i, :] * pi[..., j, :]
+    S[..., i == j, :] += pi
+    return S
+
+
+def margin(z: Tensor, y: Tensor) -> Tensor:
+    """log(e^ℓ − 1) = logsumexp_{k≠y} f_k − f_y (..., B), which orders points as the loss ℓ = softplus(margin) does."""
+    if z.shape[-2] == 1:
+        return torch.where(y == 0, z.squeeze(-2), -z.squeeze(-2))
+    f = torch.cat([torch.zeros_like(z[..., :1, :]), z], -2)
+    index = y.unsqueeze(-2).expand(*f.shape[:-2], 1, f.shape[-1])
+    return f.scatter(-2, index, -torch.inf).logsumexp(-2) - f.gather(-2, index).squeeze(-2)
+
+
+def spread(A: Tensor) -> Tensor:
+    """max over classes of (e_k − e_l)ᵀA(e_k − e_l) (..., B), A packed: what a step's norm can do to a range of logits."""
+    if A.shape[-2] == 1:
+        return A.squeeze(-2)
+    (i, j), place = pairs(math.isqrt(2 * A.shape[-2]), A.device)
+    diagonal = A[..., place.diagonal(), :]
+    return torch.maximum(diagonal.amax(-2), (diagonal[..., i, :] + diagonal[..., j, :] - 2 * A).amax(-2))
+
+
+def range_of(z: Tensor) -> Tensor:
+    """Range (..., B) of the logits (0, z), z (..., K, B)."""
+    if z.shape[-2] == 1:
+        return z.abs().squeeze(-2)
+    return z.amax(-2).clamp(min=0.0) - z.amin(-2).clamp(max=0.0)

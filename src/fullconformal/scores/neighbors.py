@@ -1,0 +1,277 @@
+"""Exact full CP for nearest neighbours and kernel densities: scores prepared once on Z, updated for each candidate.
+
+A point is scored in the bag Z ∪ {(x, y)} without itself. With y_i the label of z_i, and own and other labels told apart by it:
+
+    k-NN               α_i = mean distance to the k nearest of its own label / mean distance to the k nearest of other labels
+    kernel density     α_i = −log mean over its own label of K(x_i, x_j),        K(x, x') = exp(−|x − x'|²/(2h²))
+
+A candidate changes one list of neighbours, or one sum, of each training point, by one distance; which of the two depends only on
+whether y = y_i. So all C labels share one O(n) update, where refits take O(n²) each (Cherubin, Chatzikokolakis and Jaggi, "Exact
+optimization of conformal predictors via incremental and decremental learning", ICML 2021).
+
+Where a score is not defined by its formula:
+
+- fewer than k neighbours: the mean is over those there are (with k of them the ratio of means is that of sums);
+- no other point of its own label: α = +inf, the most nonconforming score, for both;
+- no point of another label (k-NN): α = 0;
+- duplicates (k-NN): a positive distance over zero is +inf, zero over zero is 1, as close to its own label as to the others.
+
+The logarithm changes no p-value and keeps far points apart, whose kernels would all round to zero; h and the dimension give a factor
+common to all, which is dropped. Infinite scores tie with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import cdist
+
+from fullconformal import pvalues
+from fullconformal.pvalues import FloatArray
+
+Progress = Callable[[int, int], None]
+
+# Two scores closer than this, times the number of roundings in them, are tied. A distance of d terms is off by (d + 2)/2 units of
+# rounding (eps/2), a mean of k by k, a ratio by the two of it, a comparison by the two ratios: (d + 2k + 3) eps, of (d + k + 1) · 8 eps.
+TIE = 8 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Bag(ABC):
+    """Training points X (n, d) and labels y (n,) in 0..C−1, with the provisional scores of a subclass."""
+
+    X: FloatArray
+    y: npt.NDArray[np.intp]
+    n_classes: int
+
+    @abstractmethod
+    def scores(self, X_test: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """All scores at once, α (m, C, n) and τ (m, C), for the candidates of X_test (m, d)."""
+
+    @abstractmethod
+    def tie(self, tau: FloatArray) -> FloatArray:
+        """How far from a finite τ (m, C) a score is still tied with it."""
+
+    def counts(
+        self,
+        X_test: npt.ArrayLike,
+        weight: FloatArray | None = None,
+        progress: Progress | None = None,
+        memory_budget: int = 2**30,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Weight (m, C) of the training points above each candidate and of those tied; weight (n, C) as in `pvalues`."""
+        X_test = np.asarray(X_test, dtype=np.float64)
+        greater, equal = np.empty((2, len(X_test), self.n_classes))
+        against = None if weight is None else weight.T
+        for at in blocks(len(X_test), (32 * self.n_classes + 64) * len(self.y), memory_budget):
+            alpha, tau = self.scores(X_test[at])
+            own = self.tie(np.where(np.isfinite(tau), tau, 0.0))[:, :, None]
+            greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], own, against, axis=-1)
+            if progress is not None:
+                progress(at.stop, len(X_test))
+        return greater, equal
+
+    def by_label(self, if_own: FloatArray, if_other: FloatArray) -> FloatArray:
+        """Scores (m, C, n) from those (m, n) with a candidate of the point's own label and those with another's."""
+        own = self.y == np.arange(self.n_classes)[:, None]
+        return np.where(own, if_own[:, None, :], if_other[:, None, :])
+
+
+@dataclass(frozen=True)
+class Lists:
+    """For each point, of its k nearest: the sum of all but the kth (n,), the kth (n,), inf where missing, how many there are (n,)."""
+
+    rest: FloatArray
+    last: FloatArray
+    size: npt.NDArray[np.intp]
+    k: int
+
+    @classmethod
+    def of(cls, nearest: FloatArray) -> Self:
+        """From sorted distances (n, k), inf where there are fewer."""
+        rest, last = nearest[:, :-1], nearest[:, -1]
+        there = np.isfinite(nearest)
+        return cls(np.where(there[:, :-1], rest, 0.0).sum(1), last, there.sum(1), nearest.shape[1])
+
+    def mean(self) -> FloatArray:
+        """Mean distance (n,); inf where there is no neighbour."""
+        total = self.rest + np.where(np.isfinite(self.last), self.last, 0.0)
+        return np.where(self.size > 0, total / np.maximum(self.size, 1), np.inf)
+
+    def mean_with(self, distance: FloatArray) -> FloatArray:
+        """Mean distance (m, n) once a point at distances (m, n) has joined: it takes the kth place where it is nearer."""
+        return (self.rest + np.minimum(distance, self.last)) / np.minimum(self.size + 1, self.k)
+
+
+@dataclass(frozen=True)
+class NearestNeighbors(Bag):
+    """k-NN scores under the Minkowski distance of order p: provisional lists of neighbours of the own label and of the others.
+
+    Examples
+    --------
+    >>> bag = NearestNeighbors.fit([[0.0], [1.0], [4.0], [6.0]], [0, 0, 1, 1], n_classes=2, k=1)
+    >>> alpha, tau = bag.scores([[2.0]])
+    >>> tau
+    array([[0.5, 2. ]])
+    >>> bag.counts([[2.0]])
+    (array([[1., 0.]]), array([[1., 0.]]))
+    """
+
+    k: int
+    p: float
+    own: Lists
+    others: Lists
+
+    @classmethod
+    def fit(
+        cls,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        n_classes: int,
+        k: int = 5,
+        p: float = 2.0,
+        memory_budget: int = 2**30,
+    ) -> Self:
+        """Provisional lists on the bag X (n, d), y (n,): O(n²), once."""
+        if k < 1:
+            raise ValueError(f"k is {k}; the number of neighbours must be at least 1")
+        if not p >= 1:
+            raise ValueError(f"p is {p}; the Minkowski distance needs p ≥ 1 (2 is Euclidean)")
+        X, y = training(X, y, n_classes)
+        own, others = np.empty((2, len(y), k))
+        for at in blocks(len(y), 32 * len(y) + 32 * n_classes * k, memory_budget):
+            D = without_self(cdist(X[at], X, "minkowski", p=p), at, np.inf)
+            by_class = nearest(D, y, n_classes, k)
+            own[at] = by_class[np.arange(len(D)), y[at]]
+            by_class[np.arange(len(D)), y[at]] = np.inf
+            others[at] = smallest(by_class.reshape(len(D), -1), k)
+        return cls(X, y, n_classes, k, p, Lists.of(own), Lists.of(others))
+
+    def scores(self, X_test: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """All scores at once, α (m, C, n) and τ (m, C), for the candidates of X_test (m, d)."""
+        D = cdist(np.asarray(X_test, dtype=np.float64), self.X, "minkowski", p=self.p)
+        if_own = ratio(self.own.mean_with(D), self.others.mean())
+        if_other = ratio(self.own.mean(), self.others.mean_with(D))
+        by_class = nearest(D, self.y, self.n_classes, self.k)
+        tau = np.empty(by_class.shape[:2])
+        for c in range(self.n_classes):
+            rest = smallest(np.delete(by_class, c, axis=1).reshape(len(D), -1), self.k)
+            tau[:, c] = ratio(Lists.of(by_class[:, c]).mean(), Lists.of(rest).mean())
+        return self.by_label(if_own, if_other), tau
+
+    def tie(self, tau: FloatArray) -> FloatArray:
+        """How far from a finite τ (m, C) a score is still tied with it."""
+        d: int = self.X.shape[1]
+        return TIE * (d + self.k + 1) * tau
+
+
+@dataclass(frozen=True)
+class KernelDensity(Bag):
+    """Gaussian kernel density scores of bandwidth h: provisional log sums over the own label (n,), and class sizes (C,).
+
+    Examples
+    --------
+    >>> bag = KernelDensity.fit([[0.0], [1.0], [4.0], [6.0]], [0, 0, 1, 1], n_classes=2)
+    >>> alpha, tau = bag.scores([[2.0]])
+    >>> tau.round(2)
+    array([[0.99, 2.69]])
+    >>> bag.counts([[2.0]])
+    (array([[2., 0.]]), array([[1., 1.]]))
+    """
+
+    bandwidth: float
+    log_sums: FloatArray
+    size: npt.NDArray[np.intp]
+
+    @classmethod
+    def fit(
+        cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, bandwidth: float = 1.0, memory_budget: int = 2**30
+    ) -> Self:
+        """Provisional sums on the bag X (n, d), y (n,): O(n²), once."""
+        if not 0 < bandwidth < np.inf:
+            raise ValueError(f"bandwidth is {bandwidth}; it must be positive and finite")
+        X, y = training(X, y, n_classes)
+        total = np.empty(len(y))
+        for c in range(n_classes):
+            members = np.flatnonzero(y == c)
+            for at in blocks(len(members), 32 * len(members), memory_budget):
+                log_K = log_kernel(X[members[at]], X[members], bandwidth)
+                total[members[at]] = log_sum(without_self(log_K, at, -np.inf))
+        return cls(X, y, n_classes, bandwidth, total, np.bincount(y, minlength=n_classes))
+
+    def scores(self, X_test: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """All scores at once, α (m, C, n) and τ (m, C), for the candidates of X_test (m, d)."""
+        log_K = log_kernel(np.asarray(X_test, dtype=np.float64), self.X, self.bandwidth)
+        size = self.size[self.y]
+        if_own = np.log(size) - np.logaddexp(self.log_sums, log_K)
+        if_other = np.log(np.maximum(size - 1, 1)) - self.log_sums
+        sums = np.stack([log_sum(log_K[:, self.y == c]) for c in range(self.n_classes)], axis=1)
+        return self.by_label(if_own, if_other[None]), np.log(np.maximum(self.size, 1)) - sums
+
+    def tie(self, tau: FloatArray) -> FloatArray:
+        """How far from a finite τ (m, C) a score is still tied with it: the exponents of its d terms are of the size of τ, or 1."""
+        d: int = self.X.shape[1]
+        return TIE * (d + math.log(len(self.y) + 1)) * (1 + tau)
+
+
+def training(X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+    """The bag as arrays X (n, d) and y (n,), its labels checked."""
+    X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
+    if y.shape != X.shape[:1] or X.ndim != 2:
+        raise ValueError(f"X must have shape (n, d) and y (n,); they have {X.shape} and {y.shape}")
+    if len(y) == 0 or y.min() < 0 or y.max() >= n_classes:
+        raise ValueError(f"y must hold at least one label, all in 0..{n_classes - 1}; encode the labels")
+    return X, y
+
+
+def blocks(length: int, row: int, memory_budget: int, at_most: int = 128) -> Iterator[slice]:
+    """Slices of at most as many rows of so many bytes as fit the budget, and no more than stay in the cache."""
+    step = max(1, min(at_most, memory_budget // max(row, 1)))
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def without_self(block: FloatArray, at: slice, nothing: float) -> FloatArray:
+    """The rows `at` (b, n) of a matrix of pairs, what a point is to itself overwritten by what a missing point is."""
+    block[np.arange(len(block)), np.arange(at.start, at.stop)] = nothing
+    return block
+
+
+def smallest(D: FloatArray, k: int) -> FloatArray:
+    """The k smallest (b, k) of each row of D (b, n), sorted; inf where there are fewer."""
+    out = np.full((len(D), k), np.inf)
+    least = np.partition(D, k - 1, axis=1)[:, :k] if D.shape[1] > k else D
+    out[:, : least.shape[1]] = np.sort(least, axis=1)
+    return out
+
+
+def nearest(D: FloatArray, y: npt.NDArray[Any], n_classes: int, k: int) -> FloatArray:
+    """The k smallest distances (b, C, k) to the points of each label, sorted, of D (b, n); inf where there are fewer."""
+    return np.stack([smallest(D[:, y == c], k) for c in range(n_classes)], axis=1)
+
+
+def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
+    """own / others elementwise, with the conventions above."""
+    own, others = np.broadcast_arrays(own, others)
+    with np.errstate(over="ignore"):  # a ratio that is too large is inf
+        out: FloatArray = np.where(own > 0, np.inf, 1.0)
+        return np.divide(own, others, out=out, where=(others > 0) & (own < np.inf))
+
+
+def log_kernel(A: FloatArray, B: FloatArray, bandwidth: float) -> FloatArray:
+    """log K (a, b) of the rows of A (a, d) and B (b, d), up to the kernel's constant."""
+    squared: FloatArray = cdist(A, B, "sqeuclidean")
+    return -squared / (2 * bandwidth**2)
+
+
+def log_sum(log_K: FloatArray) -> FloatArray:
+    """log Σ exp of each row of (b, n); −inf for an empty sum."""
+    top: FloatArray = log_K.max(axis=1, initial=-np.inf)
+    top[np.isinf(top)] = 0.0
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(np.exp(log_K - top[:, None]).sum(1)))

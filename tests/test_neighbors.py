@@ -1,0 +1,211 @@
+"""Full CP of nearest neighbours and kernel densities by updates equals brute force: every score anew in every bag."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import KernelDensity as ScikitKernelDensity
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fullconformal.models import KernelDensityClassifier
+from fullconformal.pvalues import comparison_weight
+from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
+
+# The definitions, literally. Here the kernel score has no logarithm, and a mean is taken over a list. ----------------------
+
+
+def knn_score(bag, i, k, p):
+    """Mean distance to the k nearest of the own label over that to the k nearest of the others, z_i itself left out."""
+    x, y = bag[i]
+    own, others = [], []
+    for j, (x_j, y_j) in enumerate(bag):
+        if j != i:
+            distance = sum(abs(a - b) ** p for a, b in zip(x, x_j, strict=True)) ** (1 / p)
+            (own if y_j == y else others).append(distance)
+    if not own:
+        return math.inf
+    if not others:
+        return 0.0
+    own, others = sorted(own)[:k], sorted(others)[:k]
+    above, below = sum(own) / len(own), sum(others) / len(others)
+    if below == 0:
+        return math.inf if above > 0 else 1.0
+    return above / below
+
+
+def kde_score(bag, i, h):
+    """Minus the mean kernel of z_i with the others of its label; a density of zero without any."""
+    x, y = bag[i]
+    kernels = [
+        math.exp(-sum((a - b) ** 2 for a, b in zip(x, x_j, strict=True)) / (2 * h**2))
+        for j, (x_j, y_j) in enumerate(bag)
+        if j != i and y_j == y
+    ]
+    return -sum(kernels) / len(kernels) if kernels else 0.0
+
+
+def brute_scores(score, X, y, C, X_test, *options):
+    """Scores (m, C, n + 1) of all points of the bag of every candidate, the candidate last."""
+    out = np.empty((len(X_test), C, len(y) + 1))
+    for j, x in enumerate(X_test):
+        for c in range(C):
+            bag = [*zip(X.tolist(), y.tolist(), strict=True), (x.tolist(), c)]
+            out[j, c] = [score(bag, i, *options) for i in range(len(bag))]
+    return out
+
+
+def brute_counts(scores, weight=None):
+    """Weight of the points above the candidate and tied with it, (m, C) each; equal to twelve digits is tied."""
+    greater, equal = np.zeros((2, *scores.shape[:2]))
+    for j, c in np.ndindex(greater.shape):
+        *alpha, tau = scores[j, c]
+        for i, a in enumerate(alpha):
+            w = 1.0 if weight is None else weight[i, c]
+            if math.isclose(a, tau, rel_tol=1e-12):
+                equal[j, c] += w
+            elif a > tau:
+                greater[j, c] += w
+    return greater, equal
+
+
+@st.composite
+def problems(draw):
+    """X (n, d), y (n,), C and X_test (2, d): points on a grid or not, duplicates of training points, perhaps a class of one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, d, C = draw(st.integers(5, 60)), draw(st.integers(1, 5)), draw(st.integers(2, 4))
+    y = rng.integers(C, size=n)
+    if draw(st.booleans()):
+        y[y == C - 1] = 0
+        y[rng.integers(n)] = C - 1
+    X, X_test = rng.normal(size=(n, d)) + y[:, None], rng.normal(size=(2, d)) + 1
+    if draw(st.booleans()):
+        X, X_test = X.round(), X_test.round()
+    copies = rng.integers(n, size=draw(st.integers(0, n // 2)))
+    X[rng.integers(n, size=len(copies))] = X[copies]
+    if draw(st.booleans()):
+        X_test[0] = X[rng.integers(n)]
+    return X, y, C, X_test
+
+
+neighbours = {"k": st.integers(1, 7), "p": st.sampled_from([1, 2, 3])}
+bandwidths = st.sampled_from([0.5, 1.0, 2.5])
+
+
+def assert_counts(counts, expected):
+    np.testing.assert_array_equal(counts[0], expected[0])
+    np.testing.assert_array_equal(counts[1], expected[1])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(problem=problems(), **neighbours)
+def test_nearest_neighbours_equal_brute_force(problem, k, p):
+    X, y, C, X_test = problem
+    bag = NearestNeighbors.fit(X, y, C, k, p)
+    expected = brute_scores(knn_score, X, y, C, X_test, k, p)
+    alpha, tau = bag.scores(X_test)
+    np.testing.assert_allclose(alpha, expected[:, :, :-1], rtol=1e-13)
+    np.testing.assert_allclose(tau, expected[:, :, -1], rtol=1e-13)
+    assert_counts(bag.counts(X_test), brute_counts(expected))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(problem=problems(), h=bandwidths)
+def test_kernel_densities_equal_brute_force(problem, h):
+    X, y, C, X_test = problem
+    bag = KernelDensity.fit(X, y, C, h)
+    expected = brute_scores(kde_score, X, y, C, X_test, h)
+    alpha, tau = bag.scores(X_test)
+    np.testing.assert_allclose(-np.exp(-alpha), expected[:, :, :-1], rtol=1e-12)
+    np.testing.assert_allclose(-np.exp(-tau), expected[:, :, -1], rtol=1e-12)
+    assert_counts(bag.counts(X_test), brute_counts(expected))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("class_conditional", [False, True])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(problem=problems(), h=bandwidths, **neighbours)
+def test_class_conditional_and_weighted_counts(class_conditional, weighted, problem, k, p, h):
+    X, y, C, X_test = problem
+    weights = np.arange(len(y)) % 7 + 0.5 if weighted else None  # their sums are exact
+    weight = comparison_weight(y, C, class_conditional=class_conditional, weights=weights)
+    for bag, expected in (
+        (NearestNeighbors.fit(X, y, C, k, p), brute_scores(knn_score, X, y, C, X_test, k, p)),
+        (KernelDensity.fit(X, y, C, h), brute_scores(kde_score, X, y, C, X_test, h)),
+    ):
+        assert_counts(bag.counts(X_test, weight), brute_counts(expected, weight))
+
+
+@pytest.mark.parametrize("kind", [NearestNeighbors, KernelDensity])
+def test_memory_and_progress_change_nothing(kind):
+    rng = np.random.default_rng(0)
+    X, y, X_test = rng.normal(size=(300, 2)), rng.integers(3, size=300), rng.normal(size=(9, 2))
+    whole = kind.fit(X, y, 3).counts(X_test)
+    seen = []
+    parts = kind.fit(X, y, 3, memory_budget=1).counts(X_test, None, lambda *done: seen.append(done), memory_budget=1)
+    assert_counts(parts, whole)
+    assert seen == [(j + 1, 9) for j in range(9)]
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(problem=problems(), h=bandwidths, **neighbours)
+def test_a_training_point_and_a_candidate_may_change_places(problem, k, p, h):
+    """The score of a point in the bag does not know which point is the candidate: what validity rests on."""
+    X, y, C, X_test = problem
+    swapped, labels = np.vstack([X_test[:1], X[1:]]), np.append(0, y[1:])
+    for fit in (lambda *data: NearestNeighbors.fit(*data, k, p), lambda *data: KernelDensity.fit(*data, h)):
+        alpha, tau = fit(X, y, C).scores(X_test[:1])
+        alpha_swapped, tau_swapped = fit(swapped, labels, C).scores(X[:1])
+        np.testing.assert_allclose(tau_swapped[0, y[0]], alpha[0, 0, 0], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(alpha_swapped[0, y[0], 0], tau[0, 0], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(alpha_swapped[0, y[0], 1:], alpha[0, 0, 1:], rtol=1e-12, atol=1e-14)
+
+
+def test_conventions():
+    X, y = np.array([[0.0], [0.0], [1.0]]), np.array([0, 1, 1])
+    alpha, tau = NearestNeighbors.fit(X, y, 3, k=1).scores([[0.0]])
+    np.testing.assert_array_equal(tau, [[1, 1, np.inf]])  # 0/0, 0/0, and a label nobody has
+    np.testing.assert_array_equal(alpha[0], [[1, np.inf, 1], [np.inf, 1, 1], [np.inf, np.inf, 1]])
+    alone, _ = NearestNeighbors.fit(X, np.zeros(3, int), 2, k=5).scores([[2.0]])
+    np.testing.assert_array_equal(alone[0, 0], [0, 0, 0])  # nobody has another label
+    alpha, tau = KernelDensity.fit(X, y, 3).scores([[0.0]])
+    assert tau[0, 2] == alpha[0, 1, 0] == np.inf and alpha[0, 0, 0] == 0
+
+
+def test_far_points_keep_their_order():
+    """Their kernels are all zero in floating point, their logarithms are not."""
+    X = np.array([[0.0], [100.0], [210.0], [330.0]])
+    greater, equal = KernelDensity.fit(X, np.zeros(4, int), 1).counts([[105.0]])
+    np.testing.assert_array_equal([greater, equal], [[[3]], [[1]]])
+
+
+@pytest.mark.parametrize(
+    ("fit", "message"),
+    [
+        (lambda X, y: NearestNeighbors.fit(X, y, 2, k=0), "k is 0"),
+        (lambda X, y: NearestNeighbors.fit(X, y, 2, p=0.5), "p is 0.5"),
+        (lambda X, y: NearestNeighbors.fit(X, y, 1), "encode the labels"),
+        (lambda X, y: NearestNeighbors.fit(X, y[:-1], 2), r"shape \(n, d\)"),
+        (lambda X, y: KernelDensity.fit(X, y, 2, bandwidth=0), "bandwidth is 0"),
+        (lambda X, y: KernelDensityClassifier(bandwidth=-1).fit(X, y), "bandwidth is -1"),
+    ],
+)
+def test_bad_input_is_named(fit, message):
+    with pytest.raises(ValueError, match=message):
+        fit(np.arange(4.0)[:, None], np.array([0, 0, 1, 1]))
+
+
+@parametrize_with_checks([KernelDensityClassifier()])
+def test_the_classifier_is_one_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_the_classifier_is_bayes_rule():
+    rng = np.random.default_rng(0)
+    X, y, X_test = rng.normal(size=(90, 3)), rng.integers(3, size=90), 2 * rng.normal(size=(600, 3))
+    densities = [np.exp(ScikitKernelDensity(bandwidth=0.7).fit(X[y == c]).score_samples(X_test)) for c in range(3)]
+    joint = np.transpose(densities) * np.bincount(y) / len(y)
+    model = KernelDensityClassifier(bandwidth=0.7).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X_test), joint / joint.sum(1, keepdims=True), rtol=1e-9)
+    np.testing.assert_array_equal(model.predict(X_test), joint.argmax(1))

@@ -1,0 +1,164 @@
+"""The symmetric scores: literal formula, equivariance, honest tolerances, counts, and the certificate."""
+
+import numpy as np
+import oracles_convex as oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles_convex import bag_of, one_thread, problems  # noqa: F401
+
+from fullconformal.convex import NoMinimiser, candidates
+from fullconformal.pvalues import comparison_weight, p_values
+from fullconformal.scores.exact import exact_counts
+from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
+
+schemes = st.sampled_from([0, 0.5, 1])
+
+
+def scores_of(X, y, C, penalty, x, label, q):
+    """Scores (n + 1,) of the augmented bag and the errors claimed of their margins."""
+    bag = bag_of(X, y, C, penalty)
+    s = symmetric_scores(bag, candidates(bag, torch.tensor(x[None]), torch.tensor([label])), q)
+    alpha, error = torch.cat([s.alpha[:, 0], s.tau]), torch.cat([s.alpha_error[:, 0], s.tau_error])
+    return np.logaddexp(0, alpha.numpy()), error.numpy()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(problems(), schemes)
+def test_scores_are_the_literal_formula(problem, q):
+    """Each margin log(e^α − 1) is as close to the literal one as its error claims, but for the oracle's own rounding."""
+    X, y, C, penalty, X_test = problem
+    for label in range(C):
+        alpha, error = scores_of(*problem[:4], X_test[0], label, q)
+        literal = oracle.symmetric_scores(np.vstack([X, X_test]), np.append(y, label), C, penalty, q)
+        np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(problems(), schemes, st.integers(0, 2**32 - 1))
+def test_permuting_the_bag_permutes_the_scores(problem, q, seed):
+    """Which point of the augmented bag is the candidate makes no difference to anyone's score."""
+    X, y, C, penalty, X_test = problem
+    X1, y1 = np.vstack([X, X_test]), np.append(y, C - 1)
+    order = np.random.default_rng(seed).permutation(len(y1))
+    order = np.append(order[order != 2 * C], 2 * C)  # the new candidate: one whose class the others have too
+    before, _ = scores_of(X, y, C, penalty, X_test[0], C - 1, q)
+    after, _ = scores_of(X1[order[:-1]], y1[order[:-1]], C, penalty, X1[order[-1]], y1[order[-1]], q)
+    np.testing.assert_allclose(after, before[order], rtol=1e-9, atol=1e-9)
+
+
+def p_symmetric(problem, q, weight=None, **options):
+    X, y, C, penalty, X_test = problem
+    counts = symmetric_counts(bag_of(X, y, C, penalty), torch.tensor(X_test), q, weight, **options)
+    return p_values(counts.greater, counts.equal, len(y) if weight is None else weight.sum(0))
+
+
+def p_literal(problem, q, weight=None):
+    X, y, C, penalty, X_test = problem
+    p = np.empty((len(X_test), C))
+    for (i, label), _ in np.ndenumerate(p):
+        alpha = oracle.symmetric_scores(np.vstack([X, X_test[i]]), np.append(y, label), C, penalty, q)
+        p[i, label] = oracle.p_value(alpha[:-1], alpha[-1], None if weight is None else weight[:, label])
+    return p
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(problems(), schemes)
+def test_p_values_are_those_of_the_literal_scores(problem, q):
+    np.testing.assert_allclose(p_symmetric(problem, q), p_literal(problem, q), rtol=1e-12)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(problems(max_size=60), schemes, st.booleans())
+def test_class_conditional_and_weighted_counts(problem, q, class_conditional):
+    X, y, C, *_ = problem
+    weight = comparison_weight(y, C, class_conditional=class_conditional, weights=np.exp(X[:, 0]))
+    expected = p_literal(problem, q, weight)
+    np.testing.assert_allclose(p_symmetric(problem, q, weight), expected, rtol=1e-12)
+    np.testing.assert_allclose(p_symmetric(problem, q, torch.tensor(weight)), expected, rtol=1e-12)
+
+
+def test_ordinary_symmetric_is_ordinary_full_cp():
+    rng = np.random.default_rng(0)
+    X, y, X_test = rng.normal(size=(80, 4)), rng.integers(3, size=80), rng.normal(size=(20, 4))
+    bag = bag_of(X, y, 3, np.full(4, 0.3))
+    symmetric, exact = (f(bag, torch.tensor(X_test), 0) for f in (symmetric_counts, exact_counts))
+    np.testing.assert_array_equal(symmetric.greater, exact.greater)
+    np.testing.assert_array_equal(symmetric.equal, exact.equal)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(problems(), st.booleans())
+def test_the_certificate_encloses_the_exact_p_value(problem, one_step):
+    X, y, C, penalty, X_test = problem
+    bag = bag_of(X, y, C, penalty)
+    inside = symmetric_bounds(bag, torch.tensor(X_test), one_step=one_step)
+    counts = exact_counts(bag, torch.tensor(X_test), 0)
+    assert (inside.lower <= counts.greater + counts.equal).all()
+    assert (inside.upper >= counts.greater + counts.equal).all()
+    if not one_step:
+        np.testing.assert_array_equal(inside.upper, counts.greater + counts.equal)
+
+
+def test_the_certificate_is_narrow_where_there_are_many_points():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 5))
+    y = (X[:, 0] + rng.logistic(size=2000) > 0).astype(int)
+    inside = symmetric_bounds(bag_of(X, y, 2, np.ones(5)), torch.tensor(rng.normal(size=(20, 5))))
+    assert (inside.upper - inside.lower).mean() < 0.01 * len(y)
+
+
+@pytest.mark.parametrize("q", [0, 0.5, 1])
+def test_separable_data_without_penalty(q):
+    X = np.hstack([np.linspace(-1, 1, 20)[:, None], np.ones((20, 1))])
+    bag = bag_of(X, (X[:, 0] > 0).astype(int), 2, np.zeros(2))
+    with pytest.raises(NoMinimiser, match="l2"):
+        symmetric_counts(bag, torch.tensor(X[:1]), q)
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_a_single_candidate_at_a_time_changes_nothing(C):
+    rng = np.random.default_rng(C)
+    problem = rng.normal(size=(60, 4)), rng.integers(C, size=60), C, np.full(4, 0.5), rng.normal(size=(6, 4))
+    seen = []
+    parts = p_symmetric(problem, 1, memory_budget=1, progress=lambda *state: seen.append(state))
+    np.testing.assert_array_equal(parts, p_symmetric(problem, 1))
+    assert seen[-1] == (6, 6) and seen == sorted(seen)
+
+
+def awkward(kind, C):
+    """Problems that rounding or geometry makes hard."""
+    rng = np.random.default_rng(C)
+    X, y = rng.normal(size=(41, 3)), np.arange(40) % C
+    if kind == "zero row":
+        X[5] = X[-1] = 0
+    elif kind == "collinear":
+        X = np.hstack([X, X[:, :1] + 1e-7 * X[:, 1:2]])
+    elif kind == "scales":
+        X = X * [1e4, 1, 1e-4]
+    elif kind == "outlier":
+        X[-1] *= 30
+    return X[:40], y, C, np.full(X.shape[1], 0.01), X[40:]
+
+
+@pytest.mark.parametrize("C", [2, 3])
+@pytest.mark.parametrize("kind", ["zero row", "collinear", "scales", "outlier"])
+def test_awkward_data(kind, C):
+    problem = awkward(kind, C)
+    for q in (0, 0.5, 1):
+        np.testing.assert_allclose(p_symmetric(problem, q), p_literal(problem, q), rtol=1e-12)
+    X, y, C, penalty, X_test = problem
+    counts = exact_counts(bag_of(X, y, C, penalty), torch.tensor(X_test), 1)
+    for label in range(C):
+        expected = oracle.p_value(*oracle.exact_scores(X, y, C, penalty, X_test[0], label, 1))
+        assert p_values(counts.greater, counts.equal, len(y))[0, label] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_what_rounding_cannot_decide_counts_as_a_tie(C):
+    """A point a thousand times as far out as the others has a leverage of one to many digits."""
+    X, y, C, penalty, X_test = awkward("outlier", C)
+    problem = X, y, C, penalty, 100 * X_test
+    for q in (0, 0.5, 1):
+        assert (p_symmetric(problem, q) >= p_literal(problem, q) - 1e-12).all()
