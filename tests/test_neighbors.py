@@ -13,6 +13,8 @@ from fullconformal.models import KernelDensityClassifier
 from fullconformal.pvalues import comparison_weight
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
+EPS = np.finfo(float).eps
+
 # The definitions, literally. Here the kernel score has no logarithm, and a mean is taken over a list. ----------------------
 
 
@@ -56,14 +58,24 @@ def brute_scores(score, X, y, C, X_test, *options):
     return out
 
 
-def brute_counts(scores, weight=None):
-    """Weight of the points above the candidate and tied with it, (m, C) each; equal to twelve digits is tied."""
+def knn_tie(tau, n, d, k, p):
+    """Relative distance at which scores are tied: that of rounding, as documented."""
+    return 8 * EPS * (d + k + 1)
+
+
+def kde_tie(tau, n, d, h):
+    """The same for the kernel score; two nearest to each other share their largest term, so near ties do occur."""
+    return 8 * EPS * (d + math.log(n + 1)) * (1 - math.log(-tau)) if tau < 0 else 0.0
+
+
+def brute_counts(scores, tie, d, *options, weight=None):
+    """Weight of the points above the candidate and tied with it, (m, C) each."""
     greater, equal = np.zeros((2, *scores.shape[:2]))
     for j, c in np.ndindex(greater.shape):
         *alpha, tau = scores[j, c]
         for i, a in enumerate(alpha):
             w = 1.0 if weight is None else weight[i, c]
-            if math.isclose(a, tau, rel_tol=1e-12):
+            if math.isclose(a, tau, rel_tol=tie(tau, len(alpha), d, *options)):
                 equal[j, c] += w
             elif a > tau:
                 greater[j, c] += w
@@ -107,7 +119,7 @@ def test_nearest_neighbours_equal_brute_force(problem, k, p):
     alpha, tau = bag.scores(X_test)
     np.testing.assert_allclose(alpha, expected[:, :, :-1], rtol=1e-13)
     np.testing.assert_allclose(tau, expected[:, :, -1], rtol=1e-13)
-    assert_counts(bag.counts(X_test), brute_counts(expected))
+    assert_counts(bag.counts(X_test), brute_counts(expected, knn_tie, X.shape[1], k, p))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -119,7 +131,7 @@ def test_kernel_densities_equal_brute_force(problem, h):
     alpha, tau = bag.scores(X_test)
     np.testing.assert_allclose(-np.exp(-alpha), expected[:, :, :-1], rtol=1e-12)
     np.testing.assert_allclose(-np.exp(-tau), expected[:, :, -1], rtol=1e-12)
-    assert_counts(bag.counts(X_test), brute_counts(expected))
+    assert_counts(bag.counts(X_test), brute_counts(expected, kde_tie, X.shape[1], h))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -130,11 +142,13 @@ def test_class_conditional_and_weighted_counts(class_conditional, weighted, prob
     X, y, C, X_test = problem
     weights = np.arange(len(y)) % 7 + 0.5 if weighted else None  # their sums are exact
     weight = comparison_weight(y, C, class_conditional=class_conditional, weights=weights)
-    for bag, expected in (
-        (NearestNeighbors.fit(X, y, C, k, p), brute_scores(knn_score, X, y, C, X_test, k, p)),
-        (KernelDensity.fit(X, y, C, h), brute_scores(kde_score, X, y, C, X_test, h)),
+    for kind, score, tie, options in (
+        (NearestNeighbors, knn_score, knn_tie, (k, p)),
+        (KernelDensity, kde_score, kde_tie, (h,)),
     ):
-        assert_counts(bag.counts(X_test, weight), brute_counts(expected, weight))
+        scores = brute_scores(score, X, y, C, X_test, *options)
+        expected = brute_counts(scores, tie, X.shape[1], *options, weight=weight)
+        assert_counts(kind.fit(X, y, C, *options).counts(X_test, weight), expected)
 
 
 @pytest.mark.parametrize("kind", [NearestNeighbors, KernelDensity])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from torch.nn.functional import softplus
 from fullconformal.convex import Change, LinearBag
 from fullconformal.curvature import GGN, Curvature
 from fullconformal.diagnostics import Diagnostics, diagnose
-from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.fitting import to_tensor
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress, Training, all_scores, count_scores, prepare
@@ -57,9 +55,9 @@ class Engine(ABC):
         """Objects as the model takes them."""
         return to_tensor(X, self.problem.X.device, self.problem.X.dtype)
 
-    def proba(self, X: Any) -> npt.NDArray[Any]:
-        """Probabilities (m, C) of the model."""
-        return torch.softmax(self.problem.logits(self.inputs(X)), -1).cpu().numpy()
+    def log_proba(self, X: Any) -> FloatArray:
+        """Logarithms (m, C) of the model's probabilities."""
+        return torch.log_softmax(self.problem.logits(self.inputs(X)).double(), -1).cpu().numpy()
 
     @abstractmethod
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
@@ -133,7 +131,6 @@ class Symmetric(Engine):
         out = symmetric_counts(
             self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory
         )
-        flag(out.gradient, self.problem.n)
         return out.greater, out.equal
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
@@ -156,20 +153,7 @@ class Exact(Symmetric):
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
         out = exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
-        flag(out.gradient, self.problem.n)
         return out.greater, out.equal
 
     def scores(self, X: Any, query: Query) -> None:
         return None
-
-
-def flag(gradient: FloatArray, n: int) -> None:
-    """Say which candidates' fits stopped short of a minimum."""
-    short = int((gradient > 1e-6 * n).sum())
-    if short:
-        warnings.warn(
-            f"the fits of {short} candidates stopped with a gradient of up to {gradient.max():.1e}; their p-values count "
-            "undecided points as ties and can only be too large. Raise l2 or standardise the features.",
-            ConformalWarning,
-            stacklevel=4,
-        )

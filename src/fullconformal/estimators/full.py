@@ -329,8 +329,9 @@ class FullConformalClassifier(ConformalClassifier):
                 return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._engine.bounds(X, query))
             greater, equal = self._engine.counts(X, query)
         uniform = self._uniform(greater.shape) if smoothing else None
-        p = pvalues.p_values(greater, equal, total, own, uniform)
-        return p if self._recalibration is None else self._recalibrated(p, weights)
+        if self._recalibration is None:
+            return pvalues.p_values(greater, equal, total, own, uniform)
+        return self._recalibrated(X, pvalues.p_values(greater, equal, total, own), weights, uniform)
 
     def _query(self, weight: Any = None, progress: Any = None) -> Query:
         return Query(SCHEMES[self.scheme], self.approximation, self.prune, weight, progress)
@@ -338,7 +339,7 @@ class FullConformalClassifier(ConformalClassifier):
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)
-        return self._engine.proba(X)
+        return np.exp(self._engine.log_proba(X))
 
     # Trust --------------------------------------------------------------------------------------------------------------
 
@@ -346,7 +347,8 @@ class FullConformalClassifier(ConformalClassifier):
         """Make the p-values exactly valid with fresh labelled points that were not given to `fit`.
 
         The p-value of a fresh point's true label is a split-conformal score: from now on `predict_p` returns
-        p′ = (1 + #{p_j ≤ p})/(m + 1). The order of labels stays as it was.
+        p′ = (1 + #{p_j ≤ p})/(m + 1), where equal p-values are ordered by the model's loss (an overfitted model gives
+        many labels the smallest p-value there is). The order of labels stays as it was.
 
         Parameters
         ----------
@@ -367,14 +369,20 @@ class FullConformalClassifier(ConformalClassifier):
         if y.shape != (len(p),):
             raise ValueError(f"y must hold one label for each of the {len(p)} objects in X, got shape {y.shape}.")
         index = np.searchsorted(self.classes_, y)
-        self._recalibration = (self._settings(), p[np.arange(len(p)), index], index)
+        fresh = self._refined(self._prepare_inputs(X), p)[np.arange(len(p)), index]
+        self._recalibration = (self._settings(), fresh, index)
         return self
+
+    def _refined(self, X: Any, p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """p-values (m, C) plus less than their spacing, which orders equal ones by the model's loss."""
+        out: npt.NDArray[np.float64] = p + 0.999 / (len(self._labels) + 1) / (1 - self._engine.log_proba(X))
+        return out
 
     def _settings(self) -> tuple[Any, ...]:
         """What the meaning of a recalibrated p-value rests on."""
         return self.scheme, self.approximation, self.class_conditional
 
-    def _recalibrated(self, p: npt.NDArray[np.float64], weights: Any) -> npt.NDArray[np.float64]:
+    def _recalibrated(self, X: Any, p: npt.NDArray[np.float64], weights: Any, uniform: Any) -> npt.NDArray[np.float64]:
         assert self._recalibration is not None
         settings, fresh, labels = self._recalibration
         if settings != self._settings() or weights is not None:
@@ -384,8 +392,9 @@ class FullConformalClassifier(ConformalClassifier):
         weight = pvalues.comparison_weight(labels, len(self.classes_), class_conditional=self.class_conditional)
         total = len(labels) if weight is None else weight.sum(axis=0)
         # Small p-values are the nonconforming ones, so the score is −p.
-        greater, equal = pvalues.count(-fresh[:, None, None], -p, 1e-12, None if weight is None else weight[:, None, :])
-        return pvalues.p_values(greater, equal, total)
+        compared = None if weight is None else weight[:, None, :]
+        greater, equal = pvalues.count(-fresh[:, None, None], -self._refined(X, p), 1e-12, compared)
+        return pvalues.p_values(greater, equal, total, uniform=uniform)
 
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""

@@ -134,25 +134,23 @@ def run(
     """First number and scores of every range of fits: those kept, one or two that are timed, then the others as they finish."""
     done = np.zeros(refits.total, dtype=bool)
 
-    def finished(start: int, scores: FloatArray) -> tuple[int, FloatArray]:
+    def finished(start: int, scores: FloatArray, new: bool = True) -> tuple[int, FloatArray]:
+        if new:
+            parts.write(f"{start}-{start + len(scores)}", scores)
         done[start : start + len(scores)] = True
         if progress is not None:
             progress(int(done.sum()), refits.total)
         return start, scores
 
-    def kept(start: int, scores: FloatArray) -> tuple[int, FloatArray]:
-        parts.write(f"{start}-{start + len(scores)}", scores)
-        return finished(start, scores)
-
     for name, scores in parts.read(r"\d+-\d+"):
-        yield finished(int(name.split("-")[0]), scores)
+        yield finished(int(name.split("-")[0]), scores, new=False)
     before = int(done.sum())
     for fit in np.flatnonzero(~done)[:2].tolist():
         if len(seconds) < 2 and min(seconds, default=0.0) < TASK_SECONDS:
             began = time.perf_counter()
             result = refits.scores(fit, fit + 1)
             seconds = [*seconds, time.perf_counter() - began]
-            yield kept(*result)
+            yield finished(*result)
     left = np.flatnonzero(~done)
     if len(left):
         workers = joblib.effective_n_jobs(n_jobs)
@@ -160,7 +158,7 @@ def run(
         ranges = tasks(left, refits.stride, seconds[-1], workers)
         pool = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
         for result in pool(joblib.delayed(refits.scores)(*ends) for ends in ranges):
-            yield kept(*result)
+            yield finished(*result)
 
 
 def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[float]]:

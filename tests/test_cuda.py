@@ -1,0 +1,64 @@
+"""The same numbers on a GPU as on the CPU, where there is one."""
+
+import numpy as np
+import pytest
+import torch
+from cases import CURVATURES, MODELS, draw
+
+from fullconformal import FullConformalClassifier
+from fullconformal.models import mlp
+from fullconformal.problem import Problem
+from fullconformal.scores.base import count_scores, prepare
+from fullconformal.scores.direct import direct
+from fullconformal.scores.indirect import indirect
+from fullconformal.scores.newton import newton
+from fullconformal.scores.pruned import pruned_counts
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning"),
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_counts_are_those_of_the_cpu(name, curvature):
+    counts = {}
+    for device in ("cpu", "cuda"):
+        model, X, y, Xt = draw(name, 0, n=120, m=6)
+        problem = Problem(model.to(device), X.to(device), y.to(device), 2.0, chunk=50)
+        factor = CURVATURES[curvature]().factor(problem)
+        kept, lean = (prepare(problem, factor, 2**28, keep) for keep in (True, False))
+        weight = torch.rand(120, MODELS[name][2], generator=torch.Generator().manual_seed(0)).double().to(device)
+        counts[device] = [
+            part
+            for q in (0.0, 0.5, 1.0)
+            for out in (
+                count_scores(direct, kept, Xt.to(device), q),
+                count_scores(direct, lean, Xt.to(device), q, weight),
+                pruned_counts(lean, Xt.to(device), q),
+                pruned_counts(lean, Xt.to(device), q, weight),
+                count_scores(indirect, lean, Xt.to(device), q),
+                count_scores(newton, lean, Xt.to(device), q),
+            )
+            for part in (out.greater, out.equal)
+        ]
+    for ours, theirs in zip(counts["cpu"], counts["cuda"], strict=True):
+        assert np.abs(ours - theirs).max() < 1e-9
+
+
+@pytest.mark.parametrize("method", ["influence", "symmetric", "exact"])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_methods_give_the_same_p_values(method, n_classes):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 5)), rng.integers(0, n_classes, 200)
+    p = [FullConformalClassifier(method=method, device=d).fit(X, y).predict_p(X[:20]) for d in ("cpu", "cuda")]
+    assert np.abs(p[0] - p[1]).max() < 1e-9
+
+
+def test_a_network_trains_on_the_gpu_by_default():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 5)), rng.integers(0, 3, 300)
+    clf = FullConformalClassifier(mlp(5, (8,), 3), max_epochs=5, random_state=0).fit(X, y)
+    assert clf._engine.problem.X.is_cuda
+    assert clf.predict_p(X[:7]).shape == (7, 3)

@@ -1,0 +1,177 @@
+"""The methods beyond influence as people use them: symmetric, exact, heads, certificates, recalibration, audits."""
+
+import numpy as np
+import pytest
+import torch
+from oracles_convex import exact_scores, p_value
+from scipy.stats import binom
+from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from fullconformal import FullConformalClassifier
+from fullconformal.models import mlp
+
+pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+
+
+def data(n_classes, n=60, m=5, seed=0, d=4):
+    X, y = make_classification(n + m, d, n_informative=4, n_redundant=0, n_classes=n_classes, random_state=seed)
+    return X[:n], y[:n], X[n:], y[n:]
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("scheme", ["deleted", "ordinary"])
+def test_exact_is_full_cp_of_scikit_learns_model(n_classes, scheme):
+    X, y, Xt, _ = data(n_classes)
+    clf = FullConformalClassifier(LogisticRegression(C=2.0), method="exact", scheme=scheme).fit(X, y)
+    ones = np.ones((len(X), 1))
+    design, objects = np.hstack([X, ones]), np.hstack([Xt, np.ones((len(Xt), 1))])
+    penalty = np.array([0.5] * 4 + [0.0])
+    q = 1 if scheme == "deleted" else 0
+    expected = [
+        [p_value(*exact_scores(design, y, n_classes, penalty, x, k, q)) for k in range(n_classes)] for x in objects
+    ]
+    assert np.abs(clf.predict_p(Xt) - expected).max() < 1e-12
+
+
+def test_auto_takes_symmetric_where_the_fit_is_convex():
+    X, y, Xt, _ = data(3)
+    assert FullConformalClassifier().fit(X, y).method_ == "symmetric"
+    assert FullConformalClassifier(LogisticRegression()).fit(X, y).method_ == "symmetric"
+    assert (
+        FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y).method_ == "symmetric"
+    )
+    assert FullConformalClassifier(approximation="newton").fit(X, y).method_ == "influence"
+    assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2).fit(X, y).method_ == "influence"
+    assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, head="auto").fit(X, y).method_ == "symmetric"
+
+
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_what_is_not_convex_is_refused_with_the_ways_on(method):
+    X, y, *_ = data(3)
+    for estimator in (mlp(4, (3,), 3), MLPClassifier((3,))):
+        with pytest.raises(ValueError, match=r"head=.*method='influence'"):
+            FullConformalClassifier(estimator, method="symmetric").fit(X, y)
+
+
+def test_no_penalty_on_separable_data_names_l2():
+    X = np.arange(20.0)[:, None]
+    for method in ("symmetric", "exact"):
+        with pytest.raises(ValueError, match="l2"):
+            FullConformalClassifier(l2=0.0, method=method).fit(X, X[:, 0] > 9)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_bounds_enclose_the_symmetric_p_values(n_classes):
+    X, y, Xt, _ = data(n_classes, n=300, m=20)
+    clf = FullConformalClassifier(method="symmetric", scheme="ordinary", l2=0.01).fit(X, y)
+    p = clf.predict_p(Xt)
+    low, high = clf.predict_p(Xt, bounds=True)
+    assert (low <= p + 1e-12).all() and (p <= high + 1e-12).all()
+    assert (high - low).mean() < 0.1
+    for bad in (clf.set_params(method="symmetric"), FullConformalClassifier(method="influence").fit(X, y)):
+        with pytest.raises(ValueError, match="bounds=True needs method='symmetric'"):
+            bad.predict_p(Xt, bounds=True, smoothing=True)
+
+
+def test_head_is_a_logistic_regression_on_frozen_features():
+    X, y, Xt, _ = data(3, n=80)
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.fc = nn.Linear(4, 6), nn.Linear(6, 7)  # seven classes before, three now
+
+        def forward(self, x):
+            return self.fc(torch.tanh(self.body(x)))
+
+    net = Net()
+    with torch.no_grad():
+        features, objects = (
+            torch.tanh(net.body(torch.as_tensor(part, dtype=torch.float32))).double().numpy() for part in (X, Xt)
+        )
+    plain = FullConformalClassifier(l2=0.02).fit(features, y)
+    for head in ("fc", "auto"):
+        clf = FullConformalClassifier(net, head=head, prefit=True, l2=0.02).fit(X, y)
+        assert clf.method_ == "symmetric"
+        assert np.array_equal(clf.predict_p(Xt), plain.predict_p(objects))
+        assert np.abs(clf.predict_proba(Xt) - plain.predict_proba(objects)).max() < 1e-9
+    with pytest.raises(
+        ValueError, match=r"head='tail' is no torch.nn.Linear of the estimator; its linear layers: \['body', 'fc'\]"
+    ):
+        FullConformalClassifier(net, head="tail", prefit=True).fit(X, y)
+    with pytest.raises(ValueError, match=r"head='fc' names a layer of a torch.nn.Module"):
+        FullConformalClassifier(head="fc").fit(X, y)
+
+
+@pytest.mark.parametrize("class_conditional", [False, True])
+def test_recalibrated_p_values_are_the_definition(class_conditional):
+    X, y, Xt, yt = data(3, n=60, m=80)
+    clf = FullConformalClassifier(method="influence", class_conditional=class_conditional).fit(X, y)
+    raw, proba = clf.predict_p(Xt), clf.predict_proba(Xt)
+    fresh = [(raw[j, yt[j]], proba[j, yt[j]]) for j in range(50)]
+    p = clf.recalibrate(Xt[:50], yt[:50]).predict_p(Xt[50:])
+    for j in range(30):
+        for k in range(3):
+            compared = [f for f, label in zip(fresh, yt[:50], strict=True) if label == k or not class_conditional]
+            expected = (1 + sum(f <= (raw[50 + j, k], proba[50 + j, k]) for f in compared)) / (len(compared) + 1)
+            assert abs(p[j, k] - expected) < 1e-12
+    with pytest.raises(ValueError, match="recalibrate again"):
+        clf.set_params(scheme="ordinary").predict_p(Xt)
+    with pytest.raises(ValueError, match=r"y holds labels unseen in training: \[9\]"):
+        clf.recalibrate(Xt[:2], [0, 9])
+    assert np.array_equal(clf.fit(X, y).set_params(scheme="deleted").predict_p(Xt), raw)  # fit forgets
+
+
+def test_recalibration_mends_an_overfitted_network():
+    """n = 1,000 and hardly any penalty: the raw error leaves the 99.9 % band of ε, the recalibrated stays inside."""
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(10, 3))
+
+    def sample(size):
+        X = rng.normal(size=(size, 10))
+        return X, (np.tanh(X) @ W + rng.gumbel(size=(size, 3))).argmax(1)
+
+    (X, y), (Xn, yn), (Xt, yt) = sample(1000), sample(500), sample(2000)
+    clf = FullConformalClassifier(mlp(10, (50,), 3), l2=1e-5, random_state=0, max_epochs=60).fit(X, y)
+    raw = (clf.predict_p(Xt)[np.arange(2000), yt] <= 0.1).sum()
+    mended = (clf.recalibrate(Xn, yn).predict_p(Xt)[np.arange(2000), yt] <= 0.1).sum()
+    assert raw > binom.interval(0.999, 2000, 0.1)[1]
+    # The 500 fresh points are drawn once: their rank statistic adds a Beta spread to the binomial one.
+    spread = 3.29 * np.sqrt(0.1 * 0.9 * (1 / 2000 + 1 / 500))
+    assert abs(mended / 2000 - 0.1) < spread
+
+
+@pytest.mark.parametrize("method", ["influence", "symmetric", "exact"])
+@pytest.mark.parametrize("scheme", ["deleted", "ordinary"])
+def test_audit_finds_the_distance_to_exact_refits(method, scheme):
+    X, y, Xt, _ = data(2, n=60, m=8)
+    clf = FullConformalClassifier(method=method, scheme=scheme, l2=0.02).fit(X, y)
+    exact = FullConformalClassifier(method="exact", scheme=scheme, l2=0.02).fit(X, y).predict_p(Xt)
+    report = clf.audit(Xt, n_pairs=6, max_refits=1000, random_state=1)
+    rng = np.random.RandomState(1)
+    for k in range(6):
+        at, label = rng.randint(8), rng.randint(2)
+        rng.choice(60, 60, replace=False)
+        assert abs(report.p_exact[k] - exact[at, label]) < 1e-12
+        assert abs(report.p_method[k] - clf.predict_p(Xt)[at, label]) < 1e-12
+    assert report.n_refits == (360 if scheme == "deleted" else 6)
+    if method == "exact" or (method, scheme) == ("symmetric", "ordinary"):
+        assert report.p_distance.max() < 1e-12 and report.changed == 0
+    text = str(report)
+    assert "p-value distance" in text and "change sides at 90%" in text
+
+
+def test_audit_of_a_network_draws_points():
+    X, y, Xt, _ = data(3, n=60)
+    clf = FullConformalClassifier(mlp(4, (4,), 3, "tanh"), max_epochs=20, random_state=0).fit(X, y)
+    report = clf.audit(Xt, n_pairs=2, max_refits=10)
+    assert report.n_points == 5 and report.n_refits == 10 and "5 of 60 points a pair" in str(report)
+    assert np.isfinite(report.score_distance).all() and report.score_distance.shape == (10,)
+    with pytest.raises(ValueError, match="max_refits"):
+        clf.audit(Xt, n_pairs=20, max_refits=3)
