@@ -41,7 +41,7 @@ def show(title: str, rows: list[tuple[str, ...]], heads: tuple[str, ...]) -> Non
 
 
 def problem(n: int, d: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    X, y = make_classification(n + m, d, n_informative=min(d, 20), random_state=0)
+    X, y = make_classification(n + m, d, n_informative=min(d // 2, 20), random_state=0)
     return X[:n], y[:n], X[n:]
 
 

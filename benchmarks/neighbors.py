@@ -1,6 +1,6 @@
 """Growth of the time with n of exact full CP for k-NN and kernel densities: updates beside brute force, in one process.
 
-python benchmarks/neighbors.py        about half a minute on two cores
+python benchmarks/neighbors.py        about ten seconds
 
 Brute force scores every point of the bag of every candidate anew, vectorised: one matrix of distances a candidate, as a refit
 would need. It is measured on a few candidates of the 60 and extrapolated; ours is measured whole, preparation included.
@@ -70,16 +70,19 @@ def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], scor
     for head in ("n", "prepare", "a candidate", "ours, all", "brute, a candidate", "brute, all", "ratio", "checked"):
         table.add_column(head, justify="right")
     X_test = points(M, seed=1)[0]
+    times = []
     for n in SIZES:
         X, y = points(n, seed=0)
         prepare = seconds(lambda X=X, y=y: fit(X, y, C))
         bag = fit(X, y, C)
         predict = seconds(lambda bag=bag: bag.counts(X_test))
         not_below = np.add(*bag.counts(X_test)).astype(int)
-        sample = [(j, c) for j in range(M) for c in range(C)][:: max(1, n // 80)]
+        size = min(M * C, 20_000 // n)
+        sample = np.random.default_rng(0).permutation([(j, c) for j in range(M) for c in range(C)])[:size]
         start = time.perf_counter()
         same = [brute_counts(score, X, y, X_test[j], c) == not_below[j, c] for j, c in sample]
         brute = (time.perf_counter() - start) / len(sample)
+        times.append((prepare, predict, brute))
         ours, theirs = prepare + predict, brute * M * C
         table.add_row(
             f"{n:,}",
@@ -91,6 +94,9 @@ def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], scor
             f"{theirs / ours:,.0f}×",
             f"{sum(same)} of {len(same)}",
         )
+    powers = np.polyfit(np.log(SIZES[-3:]), np.log(times[-3:]), 1)[0]
+    growing = zip(("prepare (once)", "a candidate", "brute, a candidate"), powers, strict=True)
+    table.caption = "from n = 1,000 on: " + ", ".join(f"{what} ~ n^{power:.1f}" for what, power in growing)
     return table
 
 

@@ -63,7 +63,7 @@ def trial(seed: int, n: int, d: int, penalty: float, n_classes: int, specified: 
             if name == "split":
                 clf: Any = SplitConformalClassifier(l2=penalty / n, random_state=seed)
             else:
-                clf = FullConformalClassifier(l2=penalty / n, **options)
+                clf = FullConformalClassifier(l2=penalty / n, device="cpu", **options)
             p = clf.fit(X[:n], y[:n]).predict_p(X[n:])[0]
             out[name] = np.roll(p, -int(y[n]))
     return out

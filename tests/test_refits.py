@@ -1,6 +1,7 @@
 """Full CP of any classifier by refits equals three literal loops, and a killed run goes on where it stopped."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import joblib
 import numpy as np
 import pytest
+from joblib.parallel import ThreadingBackend
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -64,13 +66,13 @@ def literal_counts(fit_score, X, y, C, X_test, q, weight=None):
     return greater, equal
 
 
-def counter(log):
-    """fit_score that takes some milliseconds and leaves a byte in the file for each fit."""
+def counter(log, pause):
+    """fit_score that takes its time and leaves a byte in the file for each fit."""
 
     def fit_score(X, y):
         with open(log, "ab") as file:
             file.write(b".")
-        time.sleep(0.01)
+        time.sleep(pause)
         centres = [X[y == label].mean(0) for label in range(2)]
 
         def log_probability(X):
@@ -82,10 +84,10 @@ def counter(log):
     return fit_score
 
 
-def counted_run(log, folder, **options):
+def counted_run(log, folder, pause=0.005, **options):
     """Counts of a problem of 61 fits, kept in the folder."""
     X, y, C, X_test = problem(n=15, m=2, C=2)
-    return refit_counts(counter(log), X, y, C, X_test, 1, checkpoint=folder, key="centres", **options)
+    return refit_counts(counter(log, pause), X, y, C, X_test, 1, checkpoint=folder, key="centres", **options)
 
 
 def fits(log):
@@ -111,6 +113,12 @@ def test_refits_equal_the_definition(estimator, q, conditional):
     np.testing.assert_allclose(counts, expected, rtol=1e-14)
 
 
+class ListsOnly(ThreadingBackend):
+    """As joblib's multiprocessing backend, which cannot hand over results before all are there."""
+
+    supports_return_generator = False
+
+
 @pytest.mark.parametrize("q", [0, 1])
 def test_workers_and_backends_agree(q):
     X, y, C, X_test = problem()
@@ -118,8 +126,9 @@ def test_workers_and_backends_agree(q):
     fit_score = fitter(GaussianNB(), C)
     one = refit_counts(fit_score, X, y, C, X_test, q, weight, n_jobs=1)
     np.testing.assert_array_equal(one, refit_counts(fit_score, X, y, C, X_test, q, weight, n_jobs=2))
-    with joblib.parallel_config("threading", n_jobs=2):
-        np.testing.assert_array_equal(one, refit_counts(fit_score, X, y, C, X_test, q, weight))
+    for backend in (ThreadingBackend(), ListsOnly()):
+        with joblib.parallel_config(backend, n_jobs=2):
+            np.testing.assert_array_equal(one, refit_counts(fit_score, X, y, C, X_test, q, weight))
 
 
 def test_the_last_point_of_a_class_is_infinitely_strange_without_it():
@@ -240,8 +249,7 @@ def test_the_estimate_comes_before_the_work(tmp_path):
     counted_run(log, None, report=lambda sentence: sentences.append((sentence, fits(log))))
     [(sentence, at)] = sentences
     assert at <= 3
-    assert sentence.startswith(f"{61 - at} refits of about 1")
-    assert " ms on 1 worker: about " in sentence
+    assert re.fullmatch(rf"{61 - at} refits of about [\d.]+ ms on 1 worker: about [\d.,]+ (ms|seconds)", sentence)
     assert estimate(150_000, 50_200, 0.012, 2).endswith("about 15 minutes (50,200 more were found in the checkpoint)")
 
 
@@ -280,23 +288,19 @@ def test_bad_input_is_refused():
         refit_counts(lambda X, y: lambda X: np.full((len(X), C), np.nan), X, y, C, X_test, 1)
 
 
-def test_p_values_are_valid_with_a_learner_that_depends_on_the_order_of_rows():
-    """P(p ≤ ε) ≤ ε over 400 bags, to 99.9 %: a perceptron after one pass, wholly at the mercy of the order."""
+def test_p_values_are_valid_where_the_order_of_rows_decides_everything():
+    """P(p ≤ 1/10) = 1/10 over 400 bags, within three standard errors: the learner finds only the last row of its bag strange."""
 
     def fit_score(X, y):
-        w = np.zeros(2)
-        for x, label in zip(X, 2 * y - 1, strict=True):
-            w = w + label * x if label * (x @ w) <= 0 else w
-        return lambda points: -np.logaddexp(0, np.stack([points @ w, -points @ w], axis=1))
+        return lambda points: -1.0 * np.tile((points == X[-1]).all(1)[:, None], (1, 2))
 
     rng, n, errors = np.random.default_rng(0), 9, 0
     for _ in range(400):
-        y = rng.integers(0, 2, n + 1)
-        X = rng.normal(size=(n + 1, 2)) + y[:, None] - 0.5
-        counts = refit_counts(fit_score, X[:n], y[:n], 2, X[n:], 1)
-        errors += p_values(*counts, n)[0, y[n]] <= 0.2
-    assert errors <= 400 * 0.2 + 3.1 * np.sqrt(400 * 0.2 * 0.8)
+        X, y = rng.normal(size=(n + 1, 2)), rng.integers(0, 2, n + 1)
+        counts = refit_counts(fit_score, X[:n], y[:n], 2, X[n:], 0)
+        errors += p_values(*counts, n)[0, y[n]] <= 0.1
+    assert abs(errors - 40) <= 3 * 6
 
 
 if __name__ == "__main__":  # the run that is killed
-    counted_run(sys.argv[1], sys.argv[2], n_jobs=int(sys.argv[3]))
+    counted_run(sys.argv[1], sys.argv[2], pause=0.03, n_jobs=int(sys.argv[3]))

@@ -37,9 +37,12 @@ from fullconformal.pvalues import FloatArray
 
 Progress = Callable[[int, int], None]
 
-# Two scores closer than this, times the number of roundings in them, are tied. A distance of d terms is off by (d + 2)/2 units of
-# rounding (eps/2), a mean of k by k, a ratio by the two of it, a comparison by the two ratios: (d + 2k + 3) eps, of (d + k + 1) · 8 eps.
+# Two scores closer than this, times the number of terms in them, are tied. In units of rounding, eps/2, a Euclidean
+# distance of d terms is off by d/2 + 2, a mean of k by k more, a ratio by twice that and 1, two ratios by twice that:
+# (d + 2k + 5) eps, below the 8 (d + k + 1) eps granted.
 TIE = 8 * float(np.finfo(np.float64).eps)
+
+CACHE = 2**22  # bytes; larger blocks are no faster
 
 
 @dataclass(frozen=True)
@@ -230,9 +233,9 @@ def training(X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int) -> tuple[FloatA
     return X, y
 
 
-def blocks(length: int, row: int, memory_budget: int, at_most: int = 128) -> Iterator[slice]:
-    """Slices of at most as many rows of so many bytes as fit the budget, and no more than stay in the cache."""
-    step = max(1, min(at_most, memory_budget // max(row, 1)))
+def blocks(length: int, row: int, memory_budget: int) -> Iterator[slice]:
+    """Slices of as many rows of so many bytes as fit the budget, and the cache."""
+    step = max(1, min(CACHE, memory_budget) // max(row, 1))
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 

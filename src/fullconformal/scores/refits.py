@@ -156,9 +156,20 @@ def run(
         workers = joblib.effective_n_jobs(n_jobs)
         say(estimate(len(left), before, seconds[-1], workers))
         ranges = tasks(left, refits.stride, seconds[-1], workers)
-        pool = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-        for result in pool(joblib.delayed(refits.scores)(*ends) for ends in ranges):
+        for result in as_finished([joblib.delayed(refits.scores)(*ends) for ends in ranges], n_jobs, 4 * workers):
             yield finished(*result)
+
+
+def as_finished(calls: list[Any], n_jobs: int | None, wave: int) -> Iterator[Any]:
+    """Results of joblib's calls as they come; wave by wave from a backend that gives back lists only."""
+    try:
+        pool = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
+    except ValueError:
+        pool = joblib.Parallel(n_jobs=n_jobs)
+        for at in range(0, len(calls), wave):
+            yield from pool(calls[at : at + wave])
+    else:
+        yield from pool(calls)
 
 
 def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[float]]:
