@@ -7,13 +7,16 @@ from oracles_convex import exact_scores, p_value
 from scipy.stats import binom
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from fullconformal import FullConformalClassifier
-from fullconformal.models import mlp
+from fullconformal.models import KernelDensityClassifier, mlp
+from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
@@ -39,7 +42,7 @@ def test_exact_is_full_cp_of_scikit_learns_model(n_classes, scheme):
 
 
 def test_auto_takes_symmetric_where_the_fit_is_convex():
-    X, y, Xt, _ = data(3)
+    X, y, *_ = data(3)
     assert FullConformalClassifier().fit(X, y).method_ == "symmetric"
     assert FullConformalClassifier(LogisticRegression()).fit(X, y).method_ == "symmetric"
     assert (
@@ -50,8 +53,7 @@ def test_auto_takes_symmetric_where_the_fit_is_convex():
     assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, head="auto").fit(X, y).method_ == "symmetric"
 
 
-@pytest.mark.parametrize("method", ["symmetric", "exact"])
-def test_what_is_not_convex_is_refused_with_the_ways_on(method):
+def test_what_is_not_convex_is_refused_with_the_ways_on():
     X, y, *_ = data(3)
     for estimator in (mlp(4, (3,), 3), MLPClassifier((3,))):
         with pytest.raises(ValueError, match=r"head=.*method='influence'"):
@@ -175,3 +177,56 @@ def test_audit_of_a_network_draws_points():
     assert np.isfinite(report.score_distance).all() and report.score_distance.shape == (10,)
     with pytest.raises(ValueError, match="max_refits"):
         clf.audit(Xt, n_pairs=20, max_refits=3)
+
+
+def test_neighbours_and_densities_are_exact_without_refits():
+    X, y, Xt, _ = data(3, n=40)
+    names = np.array(["a", "b", "c"])
+    for estimator, oracle in (
+        (KNeighborsClassifier(3, p=1), NearestNeighbors.fit(X, y, 3, 3, 1.0)),
+        (KernelDensityClassifier(0.7), KernelDensity.fit(X, y, 3, 0.7)),
+    ):
+        clf = FullConformalClassifier(estimator).fit(X, names[y])
+        assert clf.method_ == "exact"
+        greater, equal = oracle.counts(Xt)
+        assert np.array_equal(clf.predict_p(Xt), (greater + equal + 1) / 41)
+        assert np.array_equal(clf.predict(Xt), estimator.fit(X, names[y]).predict(Xt))
+        with pytest.raises(ValueError, match="scheme='deleted'"):
+            clf.set_params(scheme="ordinary").predict_p(Xt)
+        with pytest.raises(ValueError, match="exactly valid"):
+            clf.diagnose()
+        with pytest.raises(ValueError, match="exact full CP already"):
+            clf.audit(Xt)
+    with pytest.raises(ValueError, match="weights='distance'"):
+        FullConformalClassifier(KNeighborsClassifier(weights="distance")).fit(X, y)
+    with pytest.raises(ValueError, match="method='exact', without refits"):
+        FullConformalClassifier(KNeighborsClassifier(), method="influence").fit(X, y)
+
+
+@pytest.mark.parametrize("scheme", ["deleted", "ordinary"])
+def test_any_classifier_by_refits(tmp_path, scheme):
+    X, y, Xt, _ = data(2, n=12, m=2)
+    names = np.array(["no", "yes"])[y]
+    clf = FullConformalClassifier(GaussianNB(), method="exact", scheme=scheme, checkpoint=tmp_path / "run").fit(
+        X, names
+    )
+    p = clf.predict_p(Xt)
+    for j, x in enumerate(Xt):
+        for k in range(2):
+            bag, labels = np.vstack([X, x]), np.append(y, k)
+            alpha = []
+            for i in range(13):
+                keep = np.arange(13) != i if scheme == "deleted" else slice(None)
+                alpha.append(-GaussianNB().fit(bag[keep], labels[keep]).predict_log_proba(bag[i : i + 1])[0, labels[i]])
+            assert abs(p[j, k] - np.mean(np.array(alpha) >= alpha[-1] * (1 - 1e-9))) < 1e-12
+    assert any((tmp_path / "run").iterdir())
+    assert np.array_equal(p, clf.predict_p(Xt))
+    assert np.array_equal(clf.predict(Xt), GaussianNB().fit(X, names).predict(Xt))
+
+
+def test_a_network_by_refits():
+    X, y, Xt, _ = data(2, n=8, m=1)
+    clf = FullConformalClassifier(mlp(4, (2,), 2), method="exact", scheme="ordinary", max_epochs=2, random_state=0).fit(
+        X, y
+    )
+    assert ((clf.predict_p(Xt) >= 1 / 9) & (clf.predict_p(Xt) <= 1)).all()

@@ -54,12 +54,16 @@ class Change:
 
 @dataclass(frozen=True)
 class LinearBag:
-    """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept."""
+    """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept.
+
+    ``start`` (d, K) may hold weights near those of the fit on Z.
+    """
 
     X: Tensor
     y: Tensor
     n_classes: int
     penalty: Tensor
+    start: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.X.dtype != torch.float64:

@@ -146,7 +146,8 @@ def _length(
 @torch.no_grad()
 def base_fit(bag: LinearBag) -> Base:
     """The fit on Z."""
-    theta = _newton(bag, None, bag.X.new_zeros(bag.X.shape[1], bag.K, 1))
+    start = bag.X.new_zeros(bag.X.shape[1], bag.K) if bag.start is None else bag.start
+    theta = _newton(bag, None, start[:, :, None])
     fits, C, kappa = _certified(bag, None, theta)
     H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))))
     return Base(theta[:, :, 0], H[0], C.inverse[0], float(kappa), float(fits.error), float(fits.gradient.abs().max()))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullconformal.estimators.engines import Engine, Query
+from fullconformal.estimators.engines import Differentiable, Engine, Query
 from fullconformal.estimators.fitting import minimise
 from fullconformal.models.fitting import polish
 from fullconformal.problem import Problem, losses
@@ -123,6 +123,10 @@ def audit_engine(
     progress: Progress | None,
 ) -> Audit:
     """Audit of an engine on random pairs of X (m, ...) and labels."""
+    if not isinstance(engine, Differentiable):
+        raise ValueError(
+            "this method is exact full CP already: its p-values are those of refits, and an audit would repeat it."
+        )
     problem = engine.problem
     n = problem.n
     greater, equal = engine.counts(X[:1], query)

@@ -10,20 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from sklearn.base import clone
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fullconformal.convex import Change, LinearBag
 from fullconformal.curvature import GGN, Curvature
 from fullconformal.diagnostics import Diagnostics, diagnose
-from fullconformal.estimators.fitting import to_tensor
+from fullconformal.estimators.fitting import Settings, fit_foreign, fit_problem, to_tensor
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress, Training, all_scores, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.exact import exact_counts
 from fullconformal.scores.indirect import indirect
+from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
+from fullconformal.scores.refits import refit_counts
 from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
@@ -48,6 +52,25 @@ class Engine(ABC):
     #: whether sets hold the true label with the probability asked for, whatever the data
     valid = True
 
+    @abstractmethod
+    def log_proba(self, X: Any) -> FloatArray:
+        """Logarithms (m, C) of the model's probabilities."""
+
+    @abstractmethod
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        """Weight of the training points above and tied with each candidate, (m, C) each."""
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """Figures about the fit."""
+        raise ValueError(
+            "this method approximates nothing, so there is nothing to diagnose: its sets are exactly valid."
+        )
+
+
+class Differentiable(Engine):
+    """An engine around a model with parameters at θ_Z."""
+
     def __init__(self, problem: Problem):
         self.problem = problem
 
@@ -57,11 +80,7 @@ class Engine(ABC):
 
     def log_proba(self, X: Any) -> FloatArray:
         """Logarithms (m, C) of the model's probabilities."""
-        return torch.log_softmax(self.problem.logits(self.inputs(X)).double(), -1).cpu().numpy()
-
-    @abstractmethod
-    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        """Weight of the training points above and tied with each candidate, (m, C) each."""
+        return problem_log_proba(self.problem, X)
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the engine has no scores but orders."""
@@ -74,7 +93,7 @@ class Engine(ABC):
         return diagnose(training, "ggn", True, valid=True)
 
 
-class Influence(Engine):
+class Influence(Differentiable):
     """The paper's approximation: one fit, one curvature, one gradient a point."""
 
     valid = False
@@ -110,7 +129,7 @@ class Influence(Engine):
         return alpha.double().cpu().numpy(), tau.double().cpu().numpy()
 
 
-class Symmetric(Engine):
+class Symmetric(Differentiable):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid. Linear models."""
 
     def __init__(self, problem: Problem, memory: int):
@@ -118,9 +137,9 @@ class Symmetric(Engine):
         self.memory = memory
         (block,) = problem.blocks
         n_classes = problem.logits(problem.X[:1]).shape[1]
-        self.bag = LinearBag(
-            self.design(problem.X), problem.y, n_classes, problem.penalty.view(block.o, block.i)[0].double()
-        )
+        penalty, W = (v.view(block.o, block.i).double() for v in (problem.penalty, problem.theta))
+        start = W.T if block.o == 1 else (W[1:] - W[0]).T  # logits relative to the first class
+        self.bag = LinearBag(self.design(problem.X), problem.y, n_classes, penalty[0], start)
         _ = self.bag.base  # fitted now, so that what has no minimum is found now
 
     def design(self, X: Tensor) -> Tensor:
@@ -157,3 +176,93 @@ class Exact(Symmetric):
 
     def scores(self, X: Any, query: Query) -> None:
         return None
+
+
+class Neighbors(Engine):
+    """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
+
+    def __init__(self, estimator: Any, X: FloatArray, y: npt.NDArray[np.int64], n_classes: int, memory: int):
+        X = np.asarray(X, dtype=np.float64)
+        self.bag: NearestNeighbors | KernelDensity
+        if isinstance(estimator, KNeighborsClassifier):
+            orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(estimator.p)}
+            if estimator.weights != "uniform" or estimator.metric not in orders:
+                raise ValueError(
+                    f"estimator=KNeighborsClassifier(weights={estimator.weights!r}, metric={estimator.metric!r}) is not "
+                    f"supported; use weights='uniform' and a metric among {sorted(orders)}."
+                )
+            k, order = int(estimator.n_neighbors), orders[estimator.metric]
+            self.bag = NearestNeighbors.fit(X, y, n_classes, k, order, memory_budget=memory)
+        else:
+            self.bag = KernelDensity.fit(X, y, n_classes, estimator.bandwidth, memory_budget=memory)
+        self.model, self.memory = clone(estimator).fit(X, y), memory
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return _log(self.model.predict_proba(X))
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        if query.q != 1:
+            raise ValueError("these scores leave a point out of its own neighbours: use scheme='deleted'.")
+        return self.bag.counts(X, query.weight, query.progress, self.memory)
+
+
+@dataclass(frozen=True)
+class FitScore:
+    """Trains a classifier anew on a bag and returns its log-probabilities as a function."""
+
+    estimator: Any
+    settings: Settings
+    n_classes: int
+
+    def __call__(self, X: Any, y: npt.NDArray[np.int64]) -> Any:
+        present, index = np.unique(y, return_inverse=True)
+        out = np.full((1, self.n_classes), -np.inf)
+        if len(present) == 1:  # nothing to learn: the one label there is
+            out[0, present] = 0.0
+            return lambda X: np.repeat(out, len(X), axis=0)
+        if isinstance(self.estimator, nn.Module):
+            problem = fit_problem(self.estimator, X, y, np.arange(self.n_classes), self.settings)
+            return lambda X: problem_log_proba(problem, X)
+        model = fit_foreign(self.estimator, X, index, self.settings.seed)
+
+        def log_proba(X: Any) -> FloatArray:
+            full = np.repeat(out, len(X), axis=0)
+            full[:, present] = _log(model.predict_proba(X))
+            return full
+
+        return log_proba
+
+
+class Refit(Engine):
+    """Full CP itself for any classifier, by honest refits."""
+
+    def __init__(
+        self, fit_score: FitScore, X: Any, y: npt.NDArray[np.int64], n_jobs: int | None, checkpoint: Any, report: Any
+    ):
+        self.fit_score, self.X, self.y = fit_score, np.asarray(X), y
+        self.n_jobs, self.checkpoint, self.report = n_jobs, checkpoint, report
+        self.model = fit_score(self.X, y)
+
+    def log_proba(self, X: Any) -> FloatArray:
+        out: FloatArray = self.model(X)
+        return out
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        estimator, settings = self.fit_score.estimator, self.fit_score.settings
+        weights = [float(q.detach().double().sum()) for q in estimator.parameters()] if isinstance(estimator, nn.Module) else []
+        key = repr((estimator, weights, settings.seed, settings.l2, settings.max_epochs))
+        return refit_counts(
+            self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,
+            self.n_jobs, self.checkpoint, query.progress, self.report, key=key,
+        )  # fmt: skip
+
+
+def problem_log_proba(problem: Problem, X: Any) -> FloatArray:
+    """Logarithms (m, C) of a model's probabilities, float64."""
+    X = to_tensor(X, problem.X.device, problem.X.dtype)
+    return torch.log_softmax(problem.logits(X).double(), -1).cpu().numpy()
+
+
+def _log(proba: npt.NDArray[Any]) -> FloatArray:
+    """Logarithm of probabilities (m, C), finite where they round to zero."""
+    return np.log(np.maximum(proba.astype(np.float64), np.finfo(np.float64).tiny))

@@ -17,7 +17,7 @@ from fullconformal.curvature import GGN
 from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
 from fullconformal.models.fitting import NotFinite, Progress, newton, train
-from fullconformal.models.linear import fit_binary
+from fullconformal.models.logistic import fit_binary
 from fullconformal.models.networks import linear
 from fullconformal.problem import Problem
 
@@ -63,7 +63,8 @@ def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = No
         if not supported(final):
             raise TypeError(
                 f"estimator={type(final).__name__} cannot be wrapped: give None, a torch.nn.Module, scikit-learn's "
-                "LogisticRegression or MLPClassifier, a skorch NeuralNetClassifier, or a Pipeline that ends in one of these."
+                "LogisticRegression, MLPClassifier or KNeighborsClassifier, a skorch NeuralNetClassifier, or a Pipeline that "
+                "ends in one of these. Any other classifier works with method='exact', by honest refits."
             )
         if l2 is not None:
             raise ValueError(f"l2={l2!r} was given, but {type(final).__name__} brings its own penalty; set it there.")
@@ -145,7 +146,7 @@ def _module(
         copied = copy.deepcopy(final)
         l2 = L2_NETWORK if settings.l2 is None else settings.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
-    fitted = final if settings.prefit else _fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
+    fitted = final if settings.prefit else fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
     _check_classes(fitted, classes)
     return adapt(fitted, n)
 
@@ -202,7 +203,7 @@ def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
         raise NotFinite("estimator returns logits that are not finite on the training data; check its weights and X.")
 
 
-def _fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
+def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
     """A clone of the estimator fitted to all of (X, y)."""
     estimator = clone(estimator)
     if is_skorch(estimator):

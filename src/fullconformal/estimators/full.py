@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -25,7 +27,17 @@ from fullconformal.estimators.base import (
     encode_labels,
     progress_bar,
 )
-from fullconformal.estimators.engines import APPROXIMATIONS, Engine, Exact, Influence, Query, Symmetric
+from fullconformal.estimators.engines import (
+    APPROXIMATIONS,
+    Engine,
+    Exact,
+    FitScore,
+    Influence,
+    Neighbors,
+    Query,
+    Refit,
+    Symmetric,
+)
 from fullconformal.estimators.fitting import (
     Settings,
     check_estimator_kind,
@@ -34,12 +46,14 @@ from fullconformal.estimators.fitting import (
     split_pipeline,
     transform,
 )
+from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.problem import Problem
 from fullconformal.sets import check_levels
 
 METHODS = ("auto", "influence", "symmetric", "exact")
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
+NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -48,12 +62,14 @@ class FullConformalClassifier(ConformalClassifier):
 
     Parameters
     ----------
-    estimator : None, nn.Module, LogisticRegression, MLPClassifier, skorch net, or Pipeline ending in one, default=None
-        The classifier. None is a multinomial logistic regression. A module maps a batch to logits.
+    estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
+        The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
+        LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba.
     method : {"auto", "influence", "symmetric", "exact"}, default="auto"
         "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
-        regressions, and networks with `head`. "exact" is full CP itself. "auto" is symmetric where the fit is convex, unless an
-        option of influence is given, else influence.
+        regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
+        for k-NN and kernel densities, by honest refits for anything else. "auto" is exact for k-NN and kernel densities,
+        symmetric where the fit is convex (unless an option of influence is given), else influence.
     scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
@@ -81,11 +97,15 @@ class FullConformalClassifier(ConformalClassifier):
     max_epochs : int, default=200
         Of Adam, before the last polish, for modules that are trained here.
     device : str, default="auto"
-        "auto" is CUDA where there is one.
+        "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small.
     dtype : {"auto", "float32", "float64"}, default="auto"
         "auto" is the module's own; float64 for linear models.
     memory_budget : float, default=4.0
         GiB that the curvature, what is kept of the training points, and the blocks may take together.
+    n_jobs : int, optional
+        Workers for refits (``method="exact"`` of models without a fast solver); any joblib backend.
+    checkpoint : path, optional
+        Folder for what refits have finished: a killed `predict_p` started again goes on from there.
     random_state : int, RandomState or None, default=None
         Seeds training and the smoothing of p-values.
     verbose : int, default=0
@@ -132,6 +152,8 @@ class FullConformalClassifier(ConformalClassifier):
         device: str = "auto",
         dtype: str = "auto",
         memory_budget: float = 4.0,
+        n_jobs: int | None = None,
+        checkpoint: Any = None,
         random_state: Any = None,
         verbose: int = 0,
     ):
@@ -151,6 +173,8 @@ class FullConformalClassifier(ConformalClassifier):
         self.device = device
         self.dtype = dtype
         self.memory_budget = memory_budget
+        self.n_jobs = n_jobs
+        self.checkpoint = checkpoint
         self.random_state = random_state
         self.verbose = verbose
 
@@ -187,29 +211,40 @@ class FullConformalClassifier(ConformalClassifier):
                 head=self.head,
                 progress=progress,
             )
-            problem = fit_problem(final, X, index, self.classes_, settings)
-        self._labels = index
-        self._recalibration: tuple[Any, Any, Any] | None = None
-        self._engine = self._make_engine(problem, memory)
+            self._labels = index
+            self._recalibration: tuple[Any, Any, Any] | None = None
+            self._engine = self._make_engine(final, X, index, settings, memory)
         if not self._engine.valid and self.diagnose().warnings:
             text = "; ".join(self.diagnose().warnings)
             warnings.warn(f"{text}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
         return self
 
+    def _is_convex(self, final: Any) -> bool:
+        return final is None or isinstance(final, LogisticRegression) or self.head is not None
+
     def _method(self, final: Any) -> str:
         """The method to take; an error where the one asked for cannot be had."""
-        convex = final is None or isinstance(final, LogisticRegression) or self.head is not None
+        convex = self._is_convex(final)
         if self.method == "auto":
+            if isinstance(final, NEIGHBORS):
+                return "exact"
             asked = self.approximation != "direct" or self.curvature != "auto" or self.damping is not None
             return "symmetric" if convex and not asked else "influence"
-        if self.method != "influence" and not convex:
+        if self.method == "symmetric" and not convex:
             raise ValueError(
-                f"method={self.method!r} needs a convex fit, and {type(final).__name__} is not: give head= (its last linear layer, "
-                "refitted on frozen features), or take method='influence'."
+                f"method='symmetric' needs a convex fit, and {type(final).__name__} is not: give head= (a network's last linear "
+                "layer, refitted on frozen features), or take method='influence'."
             )
         return self.method
 
-    def _make_engine(self, problem: Problem, memory: int) -> Engine:
+    def _make_engine(self, final: Any, X: Any, y: Any, settings: Settings, memory: int) -> Engine:
+        n_classes = len(self.classes_)
+        if self.method_ == "exact" and isinstance(final, NEIGHBORS):
+            return Neighbors(final, X, y, n_classes, memory)
+        if self.method_ == "exact" and not self._is_convex(final):
+            fit_score = FitScore(final, replace(settings, progress=None), n_classes)
+            return Refit(fit_score, X, y, self.n_jobs, self.checkpoint, print if self.verbose else None)
+        problem = fit_problem(final, X, y, self.classes_, settings)
         if self.method_ != "influence":
             return (Symmetric if self.method_ == "symmetric" else Exact)(problem, memory)
         if self.curvature == "last_layer":
@@ -237,7 +272,18 @@ class FullConformalClassifier(ConformalClassifier):
         check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         check_option("dtype", self.dtype, tuple(DTYPES))
         check_levels(self.confidence_level)
-        check_estimator_kind(self.estimator, self.l2, self.head)
+        final = split_pipeline(self.estimator)[1]
+        if isinstance(final, NEIGHBORS) and self.method in ("influence", "symmetric"):
+            raise ValueError(
+                f"method={self.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
+            )
+        if isinstance(final, NEIGHBORS) or (self.method == "exact" and hasattr(final, "predict_proba")):
+            if self.prefit or self.l2 is not None:
+                raise ValueError(
+                    f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out."
+                )
+        else:
+            check_estimator_kind(self.estimator, self.l2, self.head)
         if self.prefit and self.estimator is None:
             raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
         self._device()
@@ -250,7 +296,8 @@ class FullConformalClassifier(ConformalClassifier):
 
     def _device(self) -> torch.device:
         if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
+            return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
         try:
             return torch.empty(0, device=self.device).device
         except (RuntimeError, AssertionError) as error:

@@ -13,16 +13,12 @@ so a run that was killed goes on from there.
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
-import re
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +28,7 @@ import numpy.typing as npt
 
 from fullconformal import pvalues
 from fullconformal.pvalues import FloatArray
+from fullconformal.scores.checkpoint import Parts, fingerprint
 
 Array = npt.NDArray[Any]
 LogProbability = Callable[[Array], Array]
@@ -258,14 +255,6 @@ def hashes(X: Array, y: Array) -> npt.NDArray[np.uint64]:
     return np.array([int.from_bytes(digest.digest(), "big") for digest in digests], dtype=np.uint64)
 
 
-def fingerprint(X: Array, y: Array, X_test: Array, n_classes: int, q: float, key: str) -> str:
-    """A digest of everything the scores depend on."""
-    digest = sha256(repr((n_classes, int(q), key)).encode())
-    for array in (X, y, X_test):
-        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
-
-
 def tasks(left: npt.NDArray[np.intp], stride: int, seconds: float, workers: int) -> list[tuple[int, int]]:
     """Ranges that cover the fits left: about a second each or more, of one candidate unless its fits take less, some for each worker."""
     second = TASK_SECONDS / seconds
@@ -296,60 +285,3 @@ def duration(seconds: float) -> str:
     units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1), ("ms", 0.001))
     unit, size = next(((unit, size) for unit, size in units if seconds >= 2 * size), units[-1])
     return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Finished scores in a folder, each file with its checksum in its name; nothing is kept where there is no folder."""
-
-    folder: Path | None
-    say: Report
-
-    def open(self, header: dict[str, Any]) -> None:
-        """Make the folder, or make sure that it holds scores of the same problem."""
-        if self.folder is None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "header.json"
-        if not path.exists() and not self.files(r".*"):
-            self.replace(path.name, json.dumps(header, indent=1).encode())
-            return
-        try:
-            known = json.loads(path.read_bytes())["fingerprint"]
-        except (OSError, ValueError, TypeError, KeyError):
-            known = None
-        if known != header["fingerprint"]:
-            what = "scores without a readable header" if known is None else "scores of other data or another model"
-            raise ValueError(
-                f"checkpoint={str(self.folder)!r} holds {what}; choose another folder, or delete this one."
-            )
-
-    def files(self, name: str) -> list[tuple[Path, re.Match[str]]]:
-        """The parts whose name matches a pattern, with name and checksum."""
-        paths = [] if self.folder is None else sorted(self.folder.iterdir())
-        matches = [(path, re.fullmatch(rf"({name})\.([0-9a-f]{{8}})\.npy", path.name)) for path in paths]
-        return [(path, match) for path, match in matches if match]
-
-    def read(self, name: str) -> Iterator[tuple[str, FloatArray]]:
-        """Name and scores of the parts whose name matches; those that are not whole are deleted, and said to be."""
-        for path, match in self.files(name):
-            content = path.read_bytes()
-            if f"{zlib.crc32(content):08x}" == match[2]:
-                yield match[1], np.load(io.BytesIO(content), allow_pickle=False)
-            else:
-                path.unlink()
-                self.say(f"{path} is damaged; its refits are done again")
-
-    def write(self, name: str, scores: FloatArray) -> None:
-        """Add a part."""
-        if self.folder is not None:
-            buffer = io.BytesIO()
-            np.save(buffer, scores, allow_pickle=False)
-            self.replace(f"{name}.{zlib.crc32(buffer.getvalue()):08x}.npy", buffer.getvalue())
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all."""
-        assert self.folder is not None
-        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(content)
-        temporary.replace(self.folder / name)

@@ -1,0 +1,87 @@
+"""A folder of finished scores: written as they come, whole or not at all, and refused where they belong to another problem."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fullconformal.pvalues import FloatArray
+
+Array = npt.NDArray[Any]
+Report = Callable[[str], None]
+
+
+def fingerprint(X: Array, y: Array, X_test: Array, n_classes: int, q: float, key: str) -> str:
+    """A digest of everything the scores depend on."""
+    digest = sha256(repr((n_classes, int(q), key)).encode())
+    for array in (X, y, X_test):
+        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Finished scores in a folder, each file with its checksum in its name; nothing is kept where there is no folder."""
+
+    folder: Path | None
+    say: Report
+
+    def open(self, header: dict[str, Any]) -> None:
+        """Make the folder, or make sure that it holds scores of the same problem."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "header.json"
+        if not path.exists() and not self.files(r".*"):
+            self.replace(path.name, json.dumps(header, indent=1).encode())
+            return
+        try:
+            known = json.loads(path.read_bytes())["fingerprint"]
+        except (OSError, ValueError, TypeError, KeyError):
+            known = None
+        if known != header["fingerprint"]:
+            what = "scores without a readable header" if known is None else "scores of other data or another model"
+            raise ValueError(
+                f"checkpoint={str(self.folder)!r} holds {what}; choose another folder, or delete this one."
+            )
+
+    def files(self, name: str) -> list[tuple[Path, re.Match[str]]]:
+        """The parts whose name matches a pattern, with name and checksum."""
+        paths = [] if self.folder is None else sorted(self.folder.iterdir())
+        matches = [(path, re.fullmatch(rf"({name})\.([0-9a-f]{{8}})\.npy", path.name)) for path in paths]
+        return [(path, match) for path, match in matches if match]
+
+    def read(self, name: str) -> Iterator[tuple[str, FloatArray]]:
+        """Name and scores of the parts whose name matches; those that are not whole are deleted, and said to be."""
+        for path, match in self.files(name):
+            content = path.read_bytes()
+            if f"{zlib.crc32(content):08x}" == match[2]:
+                yield match[1], np.load(io.BytesIO(content), allow_pickle=False)
+            else:
+                path.unlink()
+                self.say(f"{path} is damaged; its refits are done again")
+
+    def write(self, name: str, scores: FloatArray) -> None:
+        """Add a part."""
+        if self.folder is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, scores, allow_pickle=False)
+            self.replace(f"{name}.{zlib.crc32(buffer.getvalue()):08x}.npy", buffer.getvalue())
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write a file whole or not at all."""
+        assert self.folder is not None
+        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+        temporary.write_bytes(content)
+        temporary.replace(self.folder / name)
