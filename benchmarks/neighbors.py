@@ -100,10 +100,14 @@ def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], scor
     return table
 
 
-if __name__ == "__main__":
+def main() -> None:
     console = Console(width=110)
     console.print(
         f"{M} test points, {C} labels, d = {D}; brute force on the candidates under 'checked', extrapolated\n"
     )
     console.print(growth(f"k-NN, k = {K}", lambda *data: NearestNeighbors.fit(*data, k=K), brute_knn), "")
     console.print(growth(f"Kernel density, h = {H:g}", lambda *data: KernelDensity.fit(*data, bandwidth=H), brute_kde))
+
+
+if __name__ == "__main__":
+    main()

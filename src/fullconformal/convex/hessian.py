@@ -126,3 +126,10 @@ def _rounding(n: int, K: int, H: Tensor, M: Tensor) -> Tensor:
     scale = H.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
     condition: Tensor = (H.abs() @ scale.reciprocal() / scale).amax((1, 2)) * (M.abs() @ scale * scale).amax((1, 2))
     return condition.to(torch.float64).mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
+
+
+def precision(bag: LinearBag) -> torch.dtype:
+    """What to take rough leverages in: float32 where the fit on Z is conditioned well enough for them to decide anything."""
+    base = bag.base
+    H, M = base.hessian[None].to(torch.float32), base.inverse[None].to(torch.float32)
+    return torch.float32 if float(_rounding(len(bag.X), bag.K, H, M)) < 1e-2 else torch.float64

@@ -249,7 +249,11 @@ class Refit(Engine):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         estimator, settings = self.fit_score.estimator, self.fit_score.settings
-        weights = [float(q.detach().double().sum()) for q in estimator.parameters()] if isinstance(estimator, nn.Module) else []
+        weights = (
+            [float(q.detach().double().sum()) for q in estimator.parameters()]
+            if isinstance(estimator, nn.Module)
+            else []
+        )
         key = repr((estimator, weights, settings.seed, settings.l2, settings.max_epochs))
         return refit_counts(
             self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,

@@ -32,6 +32,7 @@ from fullconformal.convex import (
     deletion,
     logits,
     margin,
+    precision,
     probabilities,
     refit,
     residual,
@@ -86,7 +87,7 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, 
     z = logits(bag, theta)
     pi = probabilities(z)
     S, r = second(pi), residual(pi, y)
-    C = curvature(bag, change, theta, S, torch.float32)
+    C = curvature(bag, change, theta, S, precision(bag))
     mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
     error = (
