@@ -30,6 +30,7 @@ types: $(STAMP)  ## mypy, strict on src
 
 bench: $(STAMP)  ## print the speed ratios and the peak memory
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/memory.py
 
 clean:  ## remove the environment, caches and build outputs

@@ -63,9 +63,11 @@ def train(
 
     The objective is the mean cross-entropy plus ½ Σ (Λ/n) θ², Λ by parameter name. The model stays in the mode it is in.
     """
-    with threads(1 if batch_size * sum(q.numel() for q in model.parameters()) < 2**24 else torch.get_num_threads()):
+    p = sum(q.numel() for q in model.parameters())
+    with threads(1 if batch_size * p < 2**24 else torch.get_num_threads()):
         _adam(model, X, y, penalty, max_epochs, batch_size, learning_rate, seed, progress)
-    polish(model, X, y, penalty, tol, max_iter)
+    with threads(1 if len(y) * p < 2**24 else torch.get_num_threads()):
+        polish(model, X, y, penalty, tol, max_iter)
     if progress is not None:
         progress(max_epochs + 1, max_epochs + 1)
 
