@@ -105,6 +105,15 @@ def test_perceptron_is_carried_over_with_its_objective(data, solver, activation,
         assert clf.diagnose().gradient < 1e-4
 
 
+@pytest.mark.parametrize(("n", "batch"), [(80, 80), (250, 200)])
+def test_a_perceptrons_batch_is_at_most_200_by_default(n, batch):
+    X, y = make_classification(n, 5, random_state=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clf = FullConformalClassifier(MLPClassifier((3,), alpha=2.0, max_iter=2, random_state=0)).fit(X, y)
+    assert abs(float(clf._engine.problem.penalty.max()) - 2.0 * n / batch) < 1e-12
+
+
 @pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss, nn.NLLLoss])
 def test_skorch_net_is_carried_over(three, criterion):
     X, y, Xt = three

@@ -1,20 +1,26 @@
 """The methods beyond influence as people use them: symmetric, exact, heads, certificates, recalibration, audits."""
 
+import pickle
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from oracles_convex import exact_scores, p_value
+from scipy.sparse import csr_matrix
 from scipy.stats import binom
+from sklearn.base import clone
 from sklearn.datasets import make_classification
-from sklearn.linear_model import LogisticRegression
+from sklearn.feature_selection import SelectKBest
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from torch import nn
 
-from fullconformal import FullConformalClassifier
+from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.convex import precision
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
@@ -245,3 +251,116 @@ def test_rough_precision_follows_the_condition(repeated):
     penalty = np.array([60 * 1e-7] * X.shape[1] + [0.0])
     expected = [[p_value(*exact_scores(design, y, 2, penalty, x, k, 1)) for k in range(2)] for x in objects]
     assert np.abs(clf.predict_p(Xt) - expected).max() < 1e-12
+
+
+# What a review found, kept found ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_features_far_from_zero_are_fitted_all_the_same(n_classes):
+    X, y, Xt, _ = data(n_classes, n=200)
+    far = np.array([2000.0, 0, 0, -500])
+    for method in ("influence", "symmetric"):
+        near, moved = (FullConformalClassifier(method=method).fit(X + s, y) for s in (0, far))
+        assert np.abs(near.predict_proba(Xt) - moved.predict_proba(Xt + far)).max() < 1e-5
+        assert np.abs(near.predict_p(Xt) - moved.predict_p(Xt + far)).max() <= 1 / 201
+
+
+def test_guarantees_are_not_claimed_where_they_are_lost():
+    X, y, *_ = data(2, n=60)
+    with pytest.warns(ConformalWarning, match="SelectKBest learned from the labels"):
+        clf = FullConformalClassifier(make_pipeline(SelectKBest(k=2), LogisticRegression())).fit(X, y)
+    assert "exactly valid, whatever" not in str(clf.diagnose())
+    with pytest.warns(ConformalWarning, match="only approximately valid"):
+        FullConformalClassifier(mlp(4, (3,), 2), head="auto", max_epochs=2).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConformalWarning)
+        clf = FullConformalClassifier(mlp(4, (3,), 2), head="auto", prefit=True).fit(X, y)
+        FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y)
+    assert "exactly valid, whatever" in str(clf.diagnose())
+    with pytest.raises(ValueError, match="prefit=True cannot be had"):
+        FullConformalClassifier(mlp(4, (3,), 2), method="exact", prefit=True).fit(X, y)
+    for estimator in (LogisticRegression(class_weight="balanced"), LogisticRegression(solver="liblinear")):
+        with pytest.raises(ValueError, match=r"class_weight|liblinear"):
+            FullConformalClassifier(estimator, method="exact").fit(X, y)
+
+
+def test_heads_are_the_last_step():
+    X, y, *_ = data(2, n=60)
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.first = nn.Linear(6, 2), nn.Linear(4, 6)  # registered in the other order
+
+        def forward(self, x):
+            return self.fc(torch.relu(self.first(x)))
+
+    net = Odd().requires_grad_(False)  # a wholly frozen backbone
+    clf = FullConformalClassifier(net, head="auto", prefit=True).fit(X, y)
+    assert clf._engine.bag.X.shape == (60, 7)
+    with pytest.raises(ValueError, match="not the network's last step"):
+        FullConformalClassifier(net, head="first", prefit=True).fit(X, y)
+    with pytest.raises(ValueError, match="single linear layer"):
+        FullConformalClassifier(nn.Linear(4, 2), head="auto").fit(X, y)
+
+
+def test_ordinary_inputs_that_used_to_break(tmp_path):
+    X, y, Xt, _ = data(2, n=30)
+    inplace = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    assert FullConformalClassifier(inplace, max_epochs=2).fit(X, y).predict_p(Xt).shape == (5, 2)
+    pipe = make_pipeline(StandardScaler(), LogisticRegression())
+    assert FullConformalClassifier(pipe).fit(X, y[:, None]).predict_p(Xt).shape == (5, 2)
+    sparse = make_pipeline(MaxAbsScaler(), LogisticRegression())
+    assert FullConformalClassifier(sparse).fit(csr_matrix(X), y).predict_p(csr_matrix(Xt)).shape == (5, 2)
+    own = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 2, bias=False).requires_grad_(False))
+    clf = FullConformalClassifier(own, max_epochs=0).fit(X, y)
+    assert clf.diagnose().gradient < 1e-4
+    bayes = FullConformalClassifier(GaussianNB(), method="exact", scheme="ordinary", checkpoint=tmp_path).fit(X, y)
+    p = bayes.predict_p(Xt)
+    assert np.array_equal(pickle.loads(pickle.dumps(bayes)).predict_p(Xt), p)
+    assert np.array_equal(clone(bayes).fit(X, y).predict_p(Xt), p)  # a restart goes on in the same folder
+    with pytest.raises(TypeError, match="LogisticRegressionCV cannot be wrapped"):
+        FullConformalClassifier(LogisticRegressionCV()).fit(X, y)
+    clf = FullConformalClassifier(scheme="ordinary").fit(X, y)
+    assert np.array_equal(clf.predict_set(Xt, bounds=True), clf.predict_p(Xt, bounds=True)[1] > 0.1)
+    nothing = clf.set_params(class_conditional=True).predict_p(Xt, weights=(y.astype(float), np.r_[0, 1, 1, 1, 1.0]))
+    assert nothing[0, 0] == 1  # compared with nothing
+
+
+def test_smoothing_is_a_function_of_the_object():
+    X, y, Xt, _ = data(2, n=60)
+    clf = FullConformalClassifier(random_state=0).fit(X, y)
+    together = clf.predict_p(Xt, smoothing=True)
+    assert np.array_equal(together, np.vstack([clf.predict_p(x[None], smoothing=True) for x in Xt]))
+    gaps = (clf.predict_p(Xt) - together)[:, 0] * 61
+    assert len(np.unique(gaps.round(9))) == 5  # five objects, five uniforms
+
+
+def test_recalibration_puts_p_values_before_losses():
+    """A label with the larger p-value keeps the larger recalibrated one, whatever the model's loss says."""
+    X, y, Xt, yt = data(3, n=60, m=80)
+    clf = FullConformalClassifier(method="influence", scheme="studentized").fit(X, y)
+    raw = clf.predict_p(Xt)
+    new = clf.recalibrate(Xt[:50], yt[:50]).predict_p(Xt)
+    larger = raw[:, :, None] > raw[:, None, :] + 1e-9
+    assert (new[:, :, None] >= new[:, None, :])[larger].all()
+    flat, moved = raw.ravel(), new.ravel()
+    larger = flat[:, None] > flat[None, :] + 1e-9
+    assert (moved[:, None] >= moved[None, :])[larger].all()
+
+
+def test_audits_refuse_what_refits_cannot_answer():
+    X, y, Xt, _ = data(2, n=30)
+    clf = FullConformalClassifier().fit(X, y)
+    for options in ({"scheme": "studentized"}, {"scheme": "deleted", "class_conditional": True}):
+        with pytest.raises(ValueError, match="an audit compares with refits"):
+            clf.set_params(**options).audit(Xt)
+
+
+def test_long_work_is_foretold():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 80)), np.arange(300) % 10
+    clf = FullConformalClassifier().fit(X, y)
+    with pytest.warns(ConformalWarning, match="may take about"):
+        clf._engine.foretell(1000)

@@ -31,6 +31,8 @@ class Diagnostics:
         Training points whose linearised loss ℓ_i − s_i is negative, which no loss can be.
     valid : bool
         Whether the method's guarantee holds without any of this.
+    caveat : str
+        What the guarantee of a valid method lacks all the same.
     """
 
     n_points: int
@@ -46,13 +48,14 @@ class Diagnostics:
     largest_leverage: float
     negative_scores: int
     valid: bool = False
+    caveat: str = ""
 
     @property
     def warnings(self) -> list[str]:
         """What is wrong and what to do about it, one sentence each; empty where nothing is."""
         out: list[str] = []
         if self.valid:  # the guarantee does not rest on any of this
-            return out
+            return [self.caveat] if self.caveat else out
         if not self.positive_definite:
             out.append(
                 f"the {self.curvature} is indefinite (smallest eigenvalue {self.smallest_eigenvalue:.2g} with damping "
@@ -95,7 +98,7 @@ class Diagnostics:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value}" for name, value in rows]
-        if self.valid:
+        if self.valid and not self.caveat:
             lines.append("The sets of this method are exactly valid, whatever these figures are.")
         return "\n".join(lines + [f"! {text}." for text in self.warnings])
 

@@ -359,7 +359,7 @@ def _activate(layer: Dense, z: Tensor, second: bool) -> tuple[Tensor, Tensor, Te
         return z, torch.ones_like(z), None
     with torch.enable_grad():
         z = z.detach().requires_grad_()
-        a = layer.activation(z)
+        a = layer.activation(z.clone())  # it may work in place
         (slope,) = torch.autograd.grad(a.sum(), z, create_graph=second)
         bend = None
         if second and slope.requires_grad:

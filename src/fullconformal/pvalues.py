@@ -74,5 +74,6 @@ def p_values(
     """
     greater, equal, total, own = (np.asarray(a, dtype=np.float64) for a in (greater, equal, total, own))
     share = 1.0 if uniform is None else np.asarray(uniform, dtype=np.float64)
-    # A sum of weights in another order may exceed the total by rounding; a p-value is at most one.
-    return np.minimum((greater + share * (equal + own)) / (total + own), 1.0)
+    above, whole = greater + share * (equal + own), total + own
+    # Compared with nothing, a candidate is as good as any; and a sum of weights in another order may exceed the total by rounding.
+    return np.minimum(np.divide(above, whole, out=np.ones(np.broadcast(above, whole).shape), where=whole > 0), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -74,15 +75,22 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         levels = np.asarray(sets.check_levels(level))
         if as_labels and levels.ndim:
             raise ValueError("as_labels=True needs one confidence_level; call predict_set once for each level.")
-        p = self.predict_p(X, **options)
+        p: Any = self.predict_p(X, **options)
+        p = p[1] if isinstance(p, tuple) else p  # of bounds, the upper gives valid sets
         proba = None if allow_empty else self.predict_proba(X)
         chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
         return sets.as_labels(chosen, self.classes_) if as_labels else chosen
 
-    def _uniform(self, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
-        """The uniforms of smoothed p-values, one an object, from random_state."""
-        u: npt.NDArray[np.float64] = check_random_state(getattr(self, "random_state", None)).uniform(size=(shape[0], 1))
-        return np.broadcast_to(u, shape)
+    def _uniform(self, X: Any, n_classes: int) -> npt.NDArray[np.float64]:
+        """The uniforms (m, C) of smoothed p-values: one an object, a function of the seed and the object alone.
+
+        So an object has the same p-values in any batch, and objects that come one at a time do not share a uniform.
+        """
+        seed = int(check_random_state(getattr(self, "random_state", None)).randint(2**31))
+        key = seed.to_bytes(8, "big")
+        digests = (blake2b(np.ascontiguousarray(x).tobytes(), digest_size=8, key=key).digest() for x in np.asarray(X))
+        u = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
+        return np.broadcast_to(u[:, None], (len(u), n_classes))
 
 
 def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:

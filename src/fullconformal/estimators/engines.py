@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,9 @@ from torch.nn.functional import softplus
 from fullconformal.convex import Change, LinearBag
 from fullconformal.curvature import GGN, Curvature
 from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.fitting import Settings, fit_foreign, fit_problem, to_tensor
+from fullconformal.models.adapters import is_skorch
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress, Training, all_scores, count_scores, prepare
 from fullconformal.scores.direct import direct
@@ -31,6 +35,7 @@ from fullconformal.scores.refits import refit_counts
 from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
+FLOPS, PATIENCE = 1e10, 60.0  # what small Hessians reach a second; seconds nobody is warned of
 SMALL = 2**20  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
 FloatArray = npt.NDArray[np.float64]
 
@@ -140,17 +145,32 @@ class Symmetric(Differentiable):
         penalty, W = (v.view(block.o, block.i).double() for v in (problem.penalty, problem.theta))
         start = W.T if block.o == 1 else (W[1:] - W[0]).T  # logits relative to the first class
         self.bag = LinearBag(self.design(problem.X), problem.y, n_classes, penalty[0], start)
-        _ = self.bag.base  # fitted now, so that what has no minimum is found now
+        # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
+        problem.assign(self.bag.base.coefficients().reshape(-1).to(problem.X.dtype))
 
     def design(self, X: Tensor) -> Tensor:
         """Inputs (k, d) of the linear layer, the intercept's one included, float64."""
         return self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        self.foretell(len(X))
         out = symmetric_counts(
             self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory
         )
         return out.greater, out.equal
+
+    def foretell(self, m: int) -> None:
+        """Warn where the Hessians of all candidates will take long."""
+        (n, d), K = self.bag.X.shape, self.bag.K
+        flops = 2.0 * n * (K * (K + 1) / 2) * d * (d + 1) + 2.0 * (d * K) ** 3
+        seconds = m * self.bag.n_classes * flops / FLOPS
+        if seconds > PATIENCE:
+            warnings.warn(
+                f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.bag.n_classes} classes, "
+                f"{d * K} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",
+                ConformalWarning,
+                stacklevel=4,
+            )
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         x = self.design(self.inputs(X)).repeat_interleave(self.bag.n_classes, 0)
@@ -216,21 +236,34 @@ class FitScore:
 
     def __call__(self, X: Any, y: npt.NDArray[np.int64]) -> Any:
         present, index = np.unique(y, return_inverse=True)
-        out = np.full((1, self.n_classes), -np.inf)
         if len(present) == 1:  # nothing to learn: the one label there is
-            out[0, present] = 0.0
-            return lambda X: np.repeat(out, len(X), axis=0)
+            return LogProba(None, present, self.n_classes)
         if isinstance(self.estimator, nn.Module):
             problem = fit_problem(self.estimator, X, y, np.arange(self.n_classes), self.settings)
-            return lambda X: problem_log_proba(problem, X)
-        model = fit_foreign(self.estimator, X, index, self.settings.seed)
+            return LogProba(problem, present, self.n_classes)
+        if is_skorch(self.estimator):  # its module has an output for every class, present or not
+            present, index = np.arange(self.n_classes), y
+        return LogProba(fit_foreign(self.estimator, X, index, self.settings.seed), present, self.n_classes)
 
-        def log_proba(X: Any) -> FloatArray:
-            full = np.repeat(out, len(X), axis=0)
-            full[:, present] = _log(model.predict_proba(X))
-            return full
 
-        return log_proba
+@dataclass(frozen=True)
+class LogProba:
+    """Log-probabilities (m, C) of a fitted model that knows the classes `present`; −inf for the others."""
+
+    model: Any
+    present: npt.NDArray[np.int64]
+    n_classes: int
+
+    def __call__(self, X: Any) -> FloatArray:
+        if isinstance(self.model, Problem):
+            return problem_log_proba(self.model, X)
+        out = np.full((len(X), self.n_classes), -np.inf)
+        if self.model is None:
+            out[:, self.present] = 0.0
+        else:
+            X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
+            out[:, self.present] = _log(self.model.predict_proba(X))
+        return out
 
 
 class Refit(Engine):
@@ -249,16 +282,20 @@ class Refit(Engine):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         estimator, settings = self.fit_score.estimator, self.fit_score.settings
-        weights = (
-            [float(q.detach().double().sum()) for q in estimator.parameters()]
-            if isinstance(estimator, nn.Module)
-            else []
-        )
-        key = repr((estimator, weights, settings.seed, settings.l2, settings.max_epochs))
+        key = repr((settings_of(estimator), settings.seed, settings.l2, settings.max_epochs))
         return refit_counts(
             self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,
             self.n_jobs, self.checkpoint, query.progress, self.report, key=key,
         )  # fmt: skip
+
+
+def settings_of(estimator: Any) -> list[tuple[str, str]]:
+    """All that a classifier's training depends on, as text: its parameters to the last, or a digest of a module's weights."""
+    if isinstance(estimator, nn.Module):
+        state = estimator.state_dict().items()
+        return [("", repr(estimator)), *((k, sha256(v.cpu().numpy().tobytes()).hexdigest()) for k, v in state)]
+    parameters = [(k, v) for k, v in sorted(estimator.get_params(deep=True).items()) if not hasattr(v, "get_params")]
+    return [(type(estimator).__name__, ""), *((k, repr(v)) for k, v in parameters)]
 
 
 def problem_log_proba(problem: Problem, X: Any) -> FloatArray:

@@ -18,7 +18,7 @@ from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
 from fullconformal.models.fitting import NotFinite, Progress, newton, train
 from fullconformal.models.logistic import fit_binary
-from fullconformal.models.networks import linear
+from fullconformal.models.networks import is_zero_first, linear
 from fullconformal.problem import Problem
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
@@ -58,7 +58,7 @@ def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = No
             )
         find_head(final, head)
     if isinstance(final, nn.Module):
-        check_module(final)
+        check_module(final, frozen_allowed=head is not None)
     elif final is not None:
         if not supported(final):
             raise TypeError(
@@ -71,9 +71,9 @@ def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = No
         check_objective(final)
 
 
-def check_module(module: nn.Module) -> None:
+def check_module(module: nn.Module, frozen_allowed: bool = False) -> None:
     """Raise for modules whose loss is not a sum over points, or that have nothing to fit."""
-    if not any(q.requires_grad for q in module.parameters()):
+    if not frozen_allowed and not any(q.requires_grad for q in module.parameters()):
         raise ValueError("estimator has no trainable parameters; full conformal prediction needs a model that learns.")
     coupled = [type(part).__name__ for part in module.modules() if isinstance(part, COUPLES_POINTS) and part.training]
     if coupled:
@@ -154,7 +154,7 @@ def _module(
 def _head_problem(network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None) -> Problem:
     """The head refitted as a logistic regression on the features of the frozen rest."""
     X = X.double()
-    module, features = with_new_head(network, find_head(network, head), X, n_classes)
+    module, features = with_new_head(network, head, X, n_classes)
     penalty = len(y) * (L2_LINEAR if l2 is None else l2)
     on_features = Problem(nn.Sequential(*list(module)[1:]), features, y, {"0.weight": penalty})
     minimise(on_features)  # shares the head's parameters with the whole
@@ -167,7 +167,7 @@ def minimise(problem: Problem) -> None:
     """Newton's method from the current parameters of a linear problem, in place."""
     tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
     theta = problem.theta
-    if len(problem.tail) == 2 and problem.blocks[0].o == 1:  # two classes, logits (0, z)
+    if len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear) and problem.blocks[0].layer == 0:
         a = problem.trace(problem.X).inputs[0]
         problem.assign(fit_binary(a, problem.y, problem.penalty, theta, tol))
         return
@@ -208,7 +208,9 @@ def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
     estimator = clone(estimator)
     if is_skorch(estimator):
         # Full conformal prediction trains on every labelled point: no internal hold-out.
-        return estimator.set_params(train_split=None).fit(np.asarray(X, dtype=np.float32), y)
+        return estimator.set_params(train_split=None).fit(
+            np.asarray(X, dtype=np.float32), np.asarray(y, dtype=np.int64)
+        )
     if getattr(estimator, "random_state", 0) is None:
         estimator.set_params(random_state=seed)
     return estimator.fit(X, y)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.feature_selection import SelectorMixin, VarianceThreshold
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from fullconformal import pvalues
@@ -46,6 +46,7 @@ from fullconformal.estimators.fitting import (
     split_pipeline,
     transform,
 )
+from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.problem import Problem
 from fullconformal.sets import check_levels
@@ -119,7 +120,11 @@ class FullConformalClassifier(ConformalClassifier):
 
     Notes
     -----
-    ``scheme``, ``approximation``, ``class_conditional``, ``prune`` and ``confidence_level`` may be changed by `set_params` after `fit`.
+    ``scheme``, ``class_conditional``, ``confidence_level`` and, with influence, ``approximation`` and ``prune`` may be changed by
+    `set_params` after `fit`; other parameters are read when fitting.
+
+    In a Pipeline the transformers are fitted once, to the training data. A guarantee in the strict sense would refit them for every
+    candidate: where they only look at X the difference is hardly to be measured, where they look at labels `fit` warns.
 
     Examples
     --------
@@ -198,7 +203,7 @@ class FullConformalClassifier(ConformalClassifier):
         memory = int(self.memory_budget * 2**30)
         if self.method_ == "influence":
             self._check_memory(final, memory)
-        self._head, X = fit_transformer(head, X, y, self.prefit)
+        self._transformer, X = fit_transformer(head, X, y, self.prefit)
         self._input_shape = tuple(X.shape[1:])
         with progress_bar("training", bool(self.verbose)) as progress:
             settings = Settings(
@@ -207,24 +212,51 @@ class FullConformalClassifier(ConformalClassifier):
                 max_epochs=self.max_epochs,
                 device=self._device(),
                 dtype=DTYPES[self.dtype],
-                seed=int(check_random_state(self.random_state).randint(2**31)),
+                # Refits must be the same when a killed run is started again.
+                seed=0 if self.method == "exact" and self.random_state is None else self._seed(),
                 head=self.head,
                 progress=progress,
             )
             self._labels = index
             self._recalibration: tuple[Any, Any, Any] | None = None
             self._engine = self._make_engine(final, X, index, settings, memory)
-        if not self._engine.valid and self.diagnose().warnings:
-            text = "; ".join(self.diagnose().warnings)
-            warnings.warn(f"{text}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
+        told = [self._caveat] if self._engine.valid else self.diagnose().warnings
+        if any(told):
+            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
         return self
 
+    @property
+    def _caveat(self) -> str:
+        """What the guarantee of a valid method lacks, in words; empty where nothing."""
+        if self.prefit:
+            return ""
+        head, _ = split_pipeline(self.estimator)
+        steps = [type(step).__name__ for _, step in head.steps if needs_labels(step)] if head is not None else []
+        if steps:
+            return (
+                f"{', '.join(steps)} learned from the labels and was not refitted for each candidate, so the sets are not exactly "
+                "valid; fit it on other data (prefit=True), or leave it out"
+            )
+        if self.head is not None:
+            return (
+                "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
+                "that has not seen them (prefit=True) they are exact"
+            )
+        return ""
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31))
+
     def _is_convex(self, final: Any) -> bool:
-        return final is None or isinstance(final, LogisticRegression) or self.head is not None
+        return final is None or is_logistic(final) or self.head is not None
 
     def _method(self, final: Any) -> str:
         """The method to take; an error where the one asked for cannot be had."""
         convex = self._is_convex(final)
+        if self.method == "exact" and not convex and not isinstance(final, NEIGHBORS) and self.prefit:
+            raise ValueError(
+                "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
+            )
         if self.method == "auto":
             if isinstance(final, NEIGHBORS):
                 return "exact"
@@ -277,7 +309,8 @@ class FullConformalClassifier(ConformalClassifier):
             raise ValueError(
                 f"method={self.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
             )
-        if isinstance(final, NEIGHBORS) or (self.method == "exact" and hasattr(final, "predict_proba")):
+        refits = self.method == "exact" and hasattr(final, "predict_proba") and not self._is_convex(final)
+        if isinstance(final, NEIGHBORS) or refits:
             if self.prefit or self.l2 is not None:
                 raise ValueError(
                     f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out."
@@ -314,9 +347,12 @@ class FullConformalClassifier(ConformalClassifier):
         y = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
         if transformed:
             out = validate_data(self, X, y, reset=reset, skip_check_array=True)
-            if isinstance(out, tuple) and len(out[0]) != len(out[1]):
-                raise ValueError(f"X has {len(out[0])} rows and y has {len(out[1])} labels; they must be as many.")
-            return out
+            if not isinstance(out, tuple):
+                return out
+            X, y = out[0], column_or_1d(out[1], warn=True)
+            if _num_samples(X) != len(y):
+                raise ValueError(f"X has {_num_samples(X)} rows and y has {len(y)} labels; they must be as many.")
+            return X, y
         module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
         # scikit-learn's wording asks for two dimensions; modules may take images.
         return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
@@ -375,7 +411,7 @@ class FullConformalClassifier(ConformalClassifier):
                 assert isinstance(self._engine, Symmetric)
                 return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._engine.bounds(X, query))
             greater, equal = self._engine.counts(X, query)
-        uniform = self._uniform(greater.shape) if smoothing else None
+        uniform = self._uniform(X, greater.shape[1]) if smoothing else None
         if self._recalibration is None:
             return pvalues.p_values(greater, equal, total, own, uniform)
         return self._recalibrated(X, pvalues.p_values(greater, equal, total, own), weights, uniform)
@@ -405,16 +441,16 @@ class FullConformalClassifier(ConformalClassifier):
             Their labels.
         """
         check_is_fitted(self)
-        self._recalibration = None
-        y = np.asarray(y)
+        y = column_or_1d(y)
         unseen = sorted(set(y.tolist()) - set(self.classes_.tolist()))
         if unseen:
             raise ValueError(
                 f"y holds labels unseen in training: {unseen[:5]}; the classes are {self.classes_.tolist()}."
             )
+        if _num_samples(X) != len(y):
+            raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
+        self._recalibration = None
         p = self.predict_p(X)
-        if y.shape != (len(p),):
-            raise ValueError(f"y must hold one label for each of the {len(p)} objects in X, got shape {y.shape}.")
         index = np.searchsorted(self.classes_, y)
         fresh = self._refined(self._prepare_inputs(X), p)[np.arange(len(p)), index]
         self._recalibration = (self._settings(), fresh, index)
@@ -446,7 +482,7 @@ class FullConformalClassifier(ConformalClassifier):
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""
         check_is_fitted(self)
-        return self._engine.diagnostics
+        return replace(self._engine.diagnostics, caveat=self._caveat)
 
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
         """Compare with exact refits on random pairs of an object of X and a label.
@@ -468,6 +504,10 @@ class FullConformalClassifier(ConformalClassifier):
         check_number("n_pairs", n_pairs, 1, "a whole number ≥ 1")
         check_number("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         X = self._prepare_inputs(X)
+        if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
+            raise ValueError(
+                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no recalibration."
+            )
         with progress_bar("refits", bool(self.verbose)) as progress:
             return audit_engine(
                 self._engine, X, self._query(), n_pairs, max_refits, self.confidence_level,
@@ -476,8 +516,8 @@ class FullConformalClassifier(ConformalClassifier):
 
     def _prepare_inputs(self, X: Any) -> Any:
         check_is_fitted(self)
-        X = self._validate(X, reset=False, transformed=self._head is not None)
-        X = X if self._head is None else transform(self._head, X)
+        X = self._validate(X, reset=False, transformed=self._transformer is not None)
+        X = X if self._transformer is None else transform(self._transformer, X)
         if tuple(X.shape[1:]) != self._input_shape:
             raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
         return X
@@ -496,6 +536,13 @@ class FullConformalClassifier(ConformalClassifier):
                     f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
                 )
         return checked[0], checked[1][:, None]
+
+
+def needs_labels(step: Any) -> bool:
+    """Whether a transformer learns from y: its tags say so, or it selects features by anything but their variance."""
+    tags = getattr(step, "__sklearn_tags__", None)
+    selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)
+    return selects or (tags is not None and bool(tags().target_tags.required))
 
 
 def last_layer(problem: Problem) -> Problem:

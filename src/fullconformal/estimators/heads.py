@@ -9,7 +9,7 @@ from fullconformal.models.networks import linear
 
 
 class Backbone(nn.Module):
-    """Everything of a network before its head, frozen: what the head is given, (k, d) in float64."""
+    """Everything of a network before its head, frozen: what the head is given, (k, d) in the dtype of the objects."""
 
     def __init__(self, network: nn.Module, head: str):
         super().__init__()
@@ -26,23 +26,42 @@ class Backbone(nn.Module):
         return seen[-1].to(x.dtype)
 
 
-def find_head(network: nn.Module, head: str) -> str:
-    """Name of the head: the one given, or with "auto" the last linear layer. It must be linear and the network's last step."""
+def find_head(network: nn.Module, head: str) -> list[str]:
+    """Names of the linear layers that may be the head: the one given, or with "auto" all of them."""
     layers: list[str] = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if head == "auto" and layers:
-        return layers[-1]
-    if head not in layers:
+    if "" in layers:
+        raise ValueError(f"head={head!r}: the estimator is a single linear layer; use estimator=None instead.")
+    if not layers or (head != "auto" and head not in layers):
         raise ValueError(
             f"head={head!r} is no torch.nn.Linear of the estimator; its linear layers: {layers or 'none'}."
         )
-    return head
+    return layers if head == "auto" else [head]
+
+
+@torch.no_grad()
+def last_step(network: nn.Module, head: str, x: Tensor) -> str:
+    """Name of the head, which must be the network's last step: its output is the network's."""
+    outputs: dict[str, Tensor] = {}
+    names = find_head(network, head)
+    handles = [
+        network.get_submodule(name).register_forward_hook(lambda *call, name=name: outputs.__setitem__(name, call[2]))
+        for name in names
+    ]
+    try:
+        out = network(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, value in outputs.items():
+        if value is out or torch.equal(value, out):
+            return name
+    raise ValueError(f"head={head!r} is not the network's last step: what it returns is not what the network returns.")
 
 
 def with_new_head(network: nn.Module, head: str, X: Tensor, n_classes: int) -> tuple[nn.Sequential, Tensor]:
-    """The frozen network with a new logistic head (weights zero) in float64, and the features (n, d) of X."""
-    if head == "":
-        raise ValueError("head='' : the estimator is a single linear layer; leave head=None.")
-    backbone = Backbone(network, head)
+    """The frozen network with a new logistic head (weights zero), and the features (n, d) of X."""
+    network = network.eval()
+    backbone = Backbone(network, last_step(network, head, X[:2].to(next(network.parameters()).dtype)))
     with torch.no_grad():
         features = torch.cat([backbone(part) for part in X.split(1024)])
     if features.ndim != 2:
@@ -50,6 +69,6 @@ def with_new_head(network: nn.Module, head: str, X: Tensor, n_classes: int) -> t
             f"head={head!r} is given inputs of shape {tuple(features.shape)}; a head takes (batch, features)."
         )
     new = linear(features.shape[1], n_classes).to(X)
-    nn.init.zeros_(new[0].weight)  # type: ignore[arg-type]
-    nn.init.zeros_(new[0].bias)  # type: ignore[arg-type]
+    for q in new[0].parameters():
+        nn.init.zeros_(q)
     return nn.Sequential(backbone, *new), features

@@ -80,9 +80,14 @@ class SplitConformalClassifier(ConformalClassifier):
         self.classes_, index = encode_labels(y)
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31))
-        train, rest = train_test_split(
-            np.arange(len(y)), test_size=self.calibration_size, random_state=seed, stratify=index
-        )
+        # At random, not class by class: the guarantee needs calibration points that are exchangeable with those to come.
+        train, rest = train_test_split(np.arange(len(y)), test_size=self.calibration_size, random_state=seed)
+        missing = sorted(set(index.tolist()) - set(index[train].tolist()))
+        if missing:
+            raise ValueError(
+                f"the training part has no point of class {self.classes_[missing[0]]!r}; lower calibration_size={self.calibration_size!r}, "
+                "choose another random_state, or give more points of that class."
+            )
         if own:
             settings = Settings(l2=self.l2, max_epochs=self.max_epochs, seed=seed)
             self._model: Any = fit_problem(self.estimator, X[train], index[train], self.classes_, settings)
@@ -102,13 +107,14 @@ class SplitConformalClassifier(ConformalClassifier):
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """p-values (m, C) of every label, columns as in ``classes_``."""
-        tau = -self._log_proba(self._checked(X))
+        X = self._checked(X)
+        tau = -self._log_proba(X)
         weight = pvalues.comparison_weight(self._labels, len(self.classes_), class_conditional=self.class_conditional)
         total = len(self._labels) if weight is None else weight.sum(axis=0)
         greater, equal = pvalues.count(
             self._scores[:, None, None], tau, weight=None if weight is None else weight[:, None, :]
         )
-        return pvalues.p_values(greater, equal, total, uniform=self._uniform(tau.shape) if smoothing else None)
+        return pvalues.p_values(greater, equal, total, uniform=self._uniform(X, tau.shape[1]) if smoothing else None)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model."""

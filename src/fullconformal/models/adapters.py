@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
@@ -46,9 +46,14 @@ def is_skorch(estimator: Any) -> bool:
     return skorch is not None and isinstance(estimator, skorch.NeuralNet)
 
 
+def is_logistic(estimator: Any) -> bool:
+    """Whether this is scikit-learn's logistic regression, and not the one that chooses its C on the data."""
+    return isinstance(estimator, LogisticRegression) and not isinstance(estimator, LogisticRegressionCV)
+
+
 def supported(estimator: Any) -> bool:
     """Whether `adapt` can take the estimator once it is fitted."""
-    return isinstance(estimator, (LogisticRegression, MLPClassifier)) or is_skorch(estimator)
+    return is_logistic(estimator) or isinstance(estimator, MLPClassifier) or is_skorch(estimator)
 
 
 def check_objective(estimator: Any) -> None:
@@ -64,7 +69,18 @@ def check_objective(estimator: Any) -> None:
             )
         if estimator.solver == "liblinear" and estimator.fit_intercept:
             raise ValueError(f"estimator={name}(solver='liblinear') penalises the intercept; use solver='lbfgs'.")
+    elif isinstance(estimator, MLPClassifier):
+        if estimator.early_stopping:
+            raise ValueError(
+                f"estimator={name}(early_stopping=True) keeps data from training; use early_stopping=False."
+            )
     elif is_skorch(estimator):
+        options = estimator.get_params(deep=False)
+        odd = [key for key in ("criterion__weight", "criterion__label_smoothing") if options.get(key)]
+        if odd:
+            raise ValueError(f"estimator's {odd[0]} makes another loss than the log loss; leave it out.")
+        if isinstance(estimator.optimizer, type) and issubclass(estimator.optimizer, torch.optim.AdamW):
+            raise ValueError("estimator's optimizer is AdamW, whose decay is no penalty of the loss; use Adam or SGD.")
         criterion = estimator.criterion if isinstance(estimator.criterion, type) else type(estimator.criterion)
         if criterion not in (nn.CrossEntropyLoss, nn.NLLLoss):
             raise ValueError(f"estimator's criterion is {criterion.__name__}; use CrossEntropyLoss or NLLLoss.")

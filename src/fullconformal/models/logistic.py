@@ -15,26 +15,24 @@ def fit_binary(a: Tensor, y: Tensor, penalty: Tensor, w: Tensor, tol: float, max
     Stops early where no step decreases the objective: without a penalty, separable data have no minimum.
     """
     target = y.to(a.dtype)
-    sign = 1.0 - 2.0 * target
-    single = a.to(torch.float32)  # enough for a Hessian that only steers
+    rounding = 8 * torch.finfo(a.dtype).eps
 
-    def objective(z: Tensor, w: Tensor) -> Tensor:
-        return softplus(sign * z).sum() + (penalty * w).dot(w) / 2
+    def objective(z: Tensor, w: Tensor) -> float:
+        return float(softplus(z).sum() - target.dot(z) + (penalty * w).dot(w) / 2)
 
     z = a @ w
-    F = objective(z, w)
+    F, before = objective(z, w), float("inf")
     L: Tensor | None = None
-    before = float("inf")
     for _ in range(max_iter):
         pi = torch.sigmoid(z)
-        g = (pi - target) @ a + penalty * w
+        g = torch.addmv(penalty * w, a.T, pi - target)
         size = float(g.abs().max())
         if not size < float("inf"):
             raise NotFinite("the gradient of the loss is not finite; scale the features or raise l2")
         if size <= tol:
             break
         if L is None or size > before / 8:  # the last factor serves as long as a step with it gains most of a digit
-            H = ((single.T * (pi * (1 - pi)).to(torch.float32)) @ single).to(a.dtype)
+            H = (a.T * torch.addcmul(pi, pi, pi, value=-1)) @ a
             H.diagonal().add_(penalty)
             L, failed = torch.linalg.cholesky_ex(H)
             if failed:
@@ -43,7 +41,7 @@ def fit_binary(a: Tensor, y: Tensor, penalty: Tensor, w: Tensor, tol: float, max
         d = torch.cholesky_solve(g[:, None], L)[:, 0]
         moved, slope, t = a @ d, float(g.dot(d)), 1.0
         ahead = objective(z - moved, w - d)
-        while not ahead <= F - 1e-4 * t * slope + 8 * torch.finfo(F.dtype).eps * F.abs() and t > 1e-10:
+        while not ahead <= F - 1e-4 * t * slope + rounding * abs(F) and t > 1e-10:
             t /= 2
             ahead = objective(z - t * moved, w - t * d)
         if t <= 1e-10:

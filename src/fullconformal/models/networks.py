@@ -57,3 +57,9 @@ def zero_first() -> nn.Linear:
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0], [1.0]]))
     return layer
+
+
+def is_zero_first(layer: nn.Linear) -> bool:
+    """Whether a layer is the constant map z ↦ (0, z)."""
+    constant = not any(q.requires_grad for q in layer.parameters()) and len(list(layer.parameters())) == 1
+    return constant and layer.weight.flatten().tolist() == [0.0, 1.0]
