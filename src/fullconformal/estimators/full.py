@@ -8,27 +8,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from sklearn.feature_selection import SelectorMixin, VarianceThreshold
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from fullconformal import pvalues
-from fullconformal.curvature import GGN, Curvature, CurvatureError, Hessian
+from fullconformal.curvature import CurvatureError
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import (
-    ConformalClassifier,
     ConformalWarning,
     check_number,
-    check_option,
     encode_labels,
     progress_bar,
 )
 from fullconformal.estimators.engines import (
-    APPROXIMATIONS,
     Engine,
     Exact,
     FitScore,
@@ -40,25 +34,16 @@ from fullconformal.estimators.engines import (
 )
 from fullconformal.estimators.fitting import (
     Settings,
-    check_estimator_kind,
     fit_problem,
     fit_transformer,
     split_pipeline,
     transform,
 )
-from fullconformal.models.adapters import is_logistic
-from fullconformal.models.density import KernelDensityClassifier
+from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions, too_large
 from fullconformal.problem import Problem
-from fullconformal.sets import check_levels
-
-METHODS = ("auto", "influence", "symmetric", "exact")
-SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
-CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
-NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)
-DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
 
-class FullConformalClassifier(ConformalClassifier):
+class FullConformalClassifier(FullOptions):
     """Prediction sets by full conformal prediction from one fit: every labelled point trains and calibrates.
 
     Parameters
@@ -138,51 +123,6 @@ class FullConformalClassifier(ConformalClassifier):
     [[0], [1]]
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        method: str = "auto",
-        scheme: str = "deleted",
-        approximation: str = "direct",
-        curvature: Any = "auto",
-        damping: float | None = None,
-        l2: float | None = None,
-        prefit: bool = False,
-        head: str | None = None,
-        confidence_level: float = 0.9,
-        class_conditional: bool = False,
-        prune: bool | str = "auto",
-        max_epochs: int = 200,
-        device: str = "auto",
-        dtype: str = "auto",
-        memory_budget: float = 4.0,
-        n_jobs: int | None = None,
-        checkpoint: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ):
-        self.estimator = estimator
-        self.method = method
-        self.scheme = scheme
-        self.approximation = approximation
-        self.curvature = curvature
-        self.damping = damping
-        self.l2 = l2
-        self.prefit = prefit
-        self.head = head
-        self.confidence_level = confidence_level
-        self.class_conditional = class_conditional
-        self.prune = prune
-        self.max_epochs = max_epochs
-        self.device = device
-        self.dtype = dtype
-        self.memory_budget = memory_budget
-        self.n_jobs = n_jobs
-        self.checkpoint = checkpoint
-        self.random_state = random_state
-        self.verbose = verbose
-
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any) -> FullConformalClassifier:
@@ -225,50 +165,6 @@ class FullConformalClassifier(ConformalClassifier):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
         return self
 
-    @property
-    def _caveat(self) -> str:
-        """What the guarantee of a valid method lacks, in words; empty where nothing."""
-        if self.prefit:
-            return ""
-        head, _ = split_pipeline(self.estimator)
-        steps = [type(step).__name__ for _, step in head.steps if needs_labels(step)] if head is not None else []
-        if steps:
-            return (
-                f"{', '.join(steps)} learned from the labels and was not refitted for each candidate, so the sets are not exactly "
-                "valid; fit it on other data (prefit=True), or leave it out"
-            )
-        if self.head is not None:
-            return (
-                "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
-                "that has not seen them (prefit=True) they are exact"
-            )
-        return ""
-
-    def _seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(2**31))
-
-    def _is_convex(self, final: Any) -> bool:
-        return final is None or is_logistic(final) or self.head is not None
-
-    def _method(self, final: Any) -> str:
-        """The method to take; an error where the one asked for cannot be had."""
-        convex = self._is_convex(final)
-        if self.method == "exact" and not convex and not isinstance(final, NEIGHBORS) and self.prefit:
-            raise ValueError(
-                "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
-            )
-        if self.method == "auto":
-            if isinstance(final, NEIGHBORS):
-                return "exact"
-            asked = self.approximation != "direct" or self.curvature != "auto" or self.damping is not None
-            return "symmetric" if convex and not asked else "influence"
-        if self.method == "symmetric" and not convex:
-            raise ValueError(
-                f"method='symmetric' needs a convex fit, and {type(final).__name__} is not: give head= (a network's last linear "
-                "layer, refitted on frozen features), or take method='influence'."
-            )
-        return self.method
-
     def _make_engine(self, final: Any, X: Any, y: Any, settings: Settings, memory: int) -> Engine:
         n_classes = len(self.classes_)
         if self.method_ == "exact" and isinstance(final, NEIGHBORS):
@@ -284,62 +180,10 @@ class FullConformalClassifier(ConformalClassifier):
         curvature = self._curvature()
         needed = curvature.memory(problem)
         if needed > memory:
-            raise MemoryError(_too_large(needed, memory, problem.p))
+            raise MemoryError(too_large(needed, memory, problem.p))
         name = self.curvature if isinstance(self.curvature, str) else type(curvature).__name__
         name = {"auto": "ggn", "last_layer": "ggn of the last layer"}.get(name, name)
         return Influence(problem, curvature, name, memory, self.prune)
-
-    def _check_params(self) -> None:
-        check_option("method", self.method, METHODS)
-        self._check_scores()
-        if not isinstance(self.curvature, Curvature):
-            check_option("curvature", self.curvature, ("auto", *CURVATURES))
-        if self.damping is not None:
-            check_number("damping", self.damping, 0, "None or a number ≥ 0")
-            if isinstance(self.curvature, Curvature):
-                raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
-        if self.l2 is not None:
-            check_number("l2", self.l2, 0, "None or a number ≥ 0")
-        check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
-        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
-        check_option("dtype", self.dtype, tuple(DTYPES))
-        check_levels(self.confidence_level)
-        final = split_pipeline(self.estimator)[1]
-        if isinstance(final, NEIGHBORS) and self.method in ("influence", "symmetric"):
-            raise ValueError(
-                f"method={self.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
-            )
-        refits = self.method == "exact" and hasattr(final, "predict_proba") and not self._is_convex(final)
-        if isinstance(final, NEIGHBORS) or refits:
-            if self.prefit or self.l2 is not None:
-                raise ValueError(
-                    f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out."
-                )
-        else:
-            check_estimator_kind(self.estimator, self.l2, self.head)
-        if self.prefit and self.estimator is None:
-            raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
-        self._device()
-
-    def _check_scores(self) -> None:
-        check_option("scheme", self.scheme, tuple(SCHEMES))
-        check_option("approximation", self.approximation, tuple(APPROXIMATIONS))
-        if not (isinstance(self.prune, (bool, np.bool_)) or self.prune == "auto"):
-            raise ValueError(f"prune={self.prune!r} is unknown; allowed: 'auto', True, False.")
-
-    def _device(self) -> torch.device:
-        if self.device == "auto":
-            module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
-            return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
-        try:
-            return torch.empty(0, device=self.device).device
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"device={self.device!r} cannot be used here: {error}") from error
-
-    def _curvature(self) -> Curvature:
-        if isinstance(self.curvature, Curvature):
-            return self.curvature
-        return CURVATURES["ggn" if self.curvature == "auto" else self.curvature](self.damping)
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool, transformed: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
@@ -356,20 +200,6 @@ class FullConformalClassifier(ConformalClassifier):
         module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
         # scikit-learn's wording asks for two dimensions; modules may take images.
         return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
-
-    def _check_memory(self, final: Any, memory: int) -> None:
-        """Raise, before any training, where the curvature of a module cannot fit."""
-        if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature) or self.head is not None:
-            return
-        dtype = DTYPES[self.dtype] or next(final.parameters()).dtype
-        p = sum(q.numel() for q in final.parameters() if q.requires_grad)
-        last = [part for part in final.modules() if isinstance(part, nn.Linear)]
-        p_last = sum(q.numel() for q in last[-1].parameters()) if last else p
-        p = p_last if self.curvature == "last_layer" else p
-        needed, fallback = (size**2 * (16 + 2 * dtype.itemsize) for size in (p, p_last))
-        if needed > memory:
-            way = f"curvature='last_layer' would need {fallback / 2**30:.2g} GiB" if fallback <= memory else ""
-            raise MemoryError(_too_large(needed, memory, p, way))
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -538,13 +368,6 @@ class FullConformalClassifier(ConformalClassifier):
         return checked[0], checked[1][:, None]
 
 
-def needs_labels(step: Any) -> bool:
-    """Whether a transformer learns from y: its tags say so, or it selects features by anything but their variance."""
-    tags = getattr(step, "__sklearn_tags__", None)
-    selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)
-    return selects or (tags is not None and bool(tags().target_tags.required))
-
-
 def last_layer(problem: Problem) -> Problem:
     """The same problem with every parameter held fixed but those of the last linear layer."""
     layers = [part for part in problem.model.modules() if isinstance(part, nn.Linear) and part.weight.requires_grad]
@@ -556,13 +379,3 @@ def last_layer(problem: Problem) -> Problem:
     problem.model.requires_grad_(False)
     layers[-1].requires_grad_(True)
     return Problem(problem.model, problem.X, problem.y, penalty, problem.chunk)
-
-
-def _too_large(needed: int, memory: int, p: int, way: str = "") -> str:
-    gib = 2**30
-    most = int((memory / 24) ** 0.5)
-    return (
-        f"the curvature of {p:,} parameters needs about {needed / gib:.2g} GiB, memory_budget is {memory / gib:.2g} GiB; "
-        + (way + "; or " if way else "")
-        + f"freeze layers (requires_grad_(False)) to keep at most {most:,} parameters, or raise memory_budget."
-    )

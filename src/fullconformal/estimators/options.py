@@ -1,0 +1,202 @@
+"""The options of full conformal prediction: their defaults, their checks, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.feature_selection import SelectorMixin, VarianceThreshold
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.utils import check_random_state
+from torch import nn
+
+from fullconformal.curvature import GGN, Curvature, Hessian
+from fullconformal.estimators.base import ConformalClassifier, check_number, check_option
+from fullconformal.estimators.engines import APPROXIMATIONS
+from fullconformal.estimators.fitting import check_estimator_kind, split_pipeline
+from fullconformal.models.adapters import is_logistic
+from fullconformal.models.density import KernelDensityClassifier
+from fullconformal.sets import check_levels
+
+METHODS = ("auto", "influence", "symmetric", "exact")
+SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
+CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
+NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)
+DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
+
+
+class FullOptions(ConformalClassifier):
+    """Constructor and checks of `FullConformalClassifier`, which documents the parameters."""
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        method: str = "auto",
+        scheme: str = "deleted",
+        approximation: str = "direct",
+        curvature: Any = "auto",
+        damping: float | None = None,
+        l2: float | None = None,
+        prefit: bool = False,
+        head: str | None = None,
+        confidence_level: float = 0.9,
+        class_conditional: bool = False,
+        prune: bool | str = "auto",
+        max_epochs: int = 200,
+        device: str = "auto",
+        dtype: str = "auto",
+        memory_budget: float = 4.0,
+        n_jobs: int | None = None,
+        checkpoint: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        self.estimator = estimator
+        self.method = method
+        self.scheme = scheme
+        self.approximation = approximation
+        self.curvature = curvature
+        self.damping = damping
+        self.l2 = l2
+        self.prefit = prefit
+        self.head = head
+        self.confidence_level = confidence_level
+        self.class_conditional = class_conditional
+        self.prune = prune
+        self.max_epochs = max_epochs
+        self.device = device
+        self.dtype = dtype
+        self.memory_budget = memory_budget
+        self.n_jobs = n_jobs
+        self.checkpoint = checkpoint
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _check_params(self) -> None:
+        check_option("method", self.method, METHODS)
+        self._check_scores()
+        if not isinstance(self.curvature, Curvature):
+            check_option("curvature", self.curvature, ("auto", *CURVATURES))
+        if self.damping is not None:
+            check_number("damping", self.damping, 0, "None or a number ≥ 0")
+            if isinstance(self.curvature, Curvature):
+                raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
+        if self.l2 is not None:
+            check_number("l2", self.l2, 0, "None or a number ≥ 0")
+        check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
+        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
+        check_option("dtype", self.dtype, tuple(DTYPES))
+        check_levels(self.confidence_level)
+        final = split_pipeline(self.estimator)[1]
+        if isinstance(final, NEIGHBORS) and self.method in ("influence", "symmetric"):
+            raise ValueError(
+                f"method={self.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
+            )
+        refits = self.method == "exact" and hasattr(final, "predict_proba") and not self._is_convex(final)
+        if isinstance(final, NEIGHBORS) or refits:
+            if self.prefit or self.l2 is not None:
+                raise ValueError(
+                    f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out."
+                )
+        else:
+            check_estimator_kind(self.estimator, self.l2, self.head)
+        if self.prefit and self.estimator is None:
+            raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
+        self._device()
+
+    def _check_scores(self) -> None:
+        check_option("scheme", self.scheme, tuple(SCHEMES))
+        check_option("approximation", self.approximation, tuple(APPROXIMATIONS))
+        if not (isinstance(self.prune, (bool, np.bool_)) or self.prune == "auto"):
+            raise ValueError(f"prune={self.prune!r} is unknown; allowed: 'auto', True, False.")
+
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
+            return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
+        try:
+            return torch.empty(0, device=self.device).device
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device={self.device!r} cannot be used here: {error}") from error
+
+    def _curvature(self) -> Curvature:
+        if isinstance(self.curvature, Curvature):
+            return self.curvature
+        return CURVATURES["ggn" if self.curvature == "auto" else self.curvature](self.damping)
+
+    def _is_convex(self, final: Any) -> bool:
+        return final is None or is_logistic(final) or self.head is not None
+
+    def _method(self, final: Any) -> str:
+        """The method to take; an error where the one asked for cannot be had."""
+        convex = self._is_convex(final)
+        if self.method == "exact" and not convex and not isinstance(final, NEIGHBORS) and self.prefit:
+            raise ValueError(
+                "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
+            )
+        if self.method == "auto":
+            if isinstance(final, NEIGHBORS):
+                return "exact"
+            asked = self.approximation != "direct" or self.curvature != "auto" or self.damping is not None
+            return "symmetric" if convex and not asked else "influence"
+        if self.method == "symmetric" and not convex:
+            raise ValueError(
+                f"method='symmetric' needs a convex fit, and {type(final).__name__} is not: give head= (a network's last linear "
+                "layer, refitted on frozen features), or take method='influence'."
+            )
+        return self.method
+
+    @property
+    def _caveat(self) -> str:
+        """What the guarantee of a valid method lacks, in words; empty where nothing."""
+        if self.prefit:
+            return ""
+        head, _ = split_pipeline(self.estimator)
+        steps = [type(step).__name__ for _, step in head.steps if needs_labels(step)] if head is not None else []
+        if steps:
+            return (
+                f"{', '.join(steps)} learned from the labels and was not refitted for each candidate, so the sets are not exactly "
+                "valid; fit it on other data (prefit=True), or leave it out"
+            )
+        if self.head is not None:
+            return (
+                "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
+                "that has not seen them (prefit=True) they are exact"
+            )
+        return ""
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _check_memory(self, final: Any, memory: int) -> None:
+        """Raise, before any training, where the curvature of a module cannot fit."""
+        if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature) or self.head is not None:
+            return
+        dtype = DTYPES[self.dtype] or next(final.parameters()).dtype
+        p = sum(q.numel() for q in final.parameters() if q.requires_grad)
+        last = [part for part in final.modules() if isinstance(part, nn.Linear)]
+        p_last = sum(q.numel() for q in last[-1].parameters()) if last else p
+        p = p_last if self.curvature == "last_layer" else p
+        needed, fallback = (size**2 * (16 + 2 * dtype.itemsize) for size in (p, p_last))
+        if needed > memory:
+            way = f"curvature='last_layer' would need {fallback / 2**30:.2g} GiB" if fallback <= memory else ""
+            raise MemoryError(too_large(needed, memory, p, way))
+
+
+def needs_labels(step: Any) -> bool:
+    """Whether a transformer learns from y: its tags say so, or it selects features by anything but their variance."""
+    tags = getattr(step, "__sklearn_tags__", None)
+    selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)
+    return selects or (tags is not None and bool(tags().target_tags.required))
+
+
+def too_large(needed: int, memory: int, p: int, way: str = "") -> str:
+    gib = 2**30
+    most = int((memory / 24) ** 0.5)
+    return (
+        f"the curvature of {p:,} parameters needs about {needed / gib:.2g} GiB, memory_budget is {memory / gib:.2g} GiB; "
+        + (way + "; or " if way else "")
+        + f"freeze layers (requires_grad_(False)) to keep at most {most:,} parameters, or raise memory_budget."
+    )
