@@ -7,41 +7,15 @@ python benchmarks/exact.py five-days  one part: five-days, large, symmetric, nei
 from __future__ import annotations
 
 import sys
-import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
+import neighbors
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from measure import console, seconds, show
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
-
-sys.path.insert(0, str(Path(__file__).parent))
-import neighbors
-
-console = Console(width=110)
-
-
-def seconds(work: Callable[[], object], repeats: int = 1) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def show(title: str, rows: list[tuple[str, ...]], heads: tuple[str, ...]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, "")
 
 
 def problem(n: int, d: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

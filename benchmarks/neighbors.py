@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from measure import seconds
 from rich.console import Console
 from rich.table import Table
 from scipy.spatial.distance import cdist
@@ -54,16 +55,6 @@ def brute_counts(score: Callable[..., np.ndarray], X: np.ndarray, y: np.ndarray,
     return int((alpha[:-1] >= alpha[-1] * (1 - math.copysign(1e-12, alpha[-1]))).sum())
 
 
-def seconds(work: Callable[[], object], repeats: int = 3) -> float:
-    """The fastest of a few runs: the machine's noise only ever adds."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], score: Callable[..., np.ndarray]) -> Table:
     """One row for each n: preparation, one candidate, all of it, brute force, and whether the counts agree."""
     table = Table(title=name, title_justify="left", title_style="bold", box=None, padding=(0, 2))
@@ -73,9 +64,9 @@ def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], scor
     times = []
     for n in SIZES:
         X, y = points(n, seed=0)
-        prepare = seconds(lambda X=X, y=y: fit(X, y, C))
+        prepare = seconds(lambda X=X, y=y: fit(X, y, C), 3)
         bag = fit(X, y, C)
-        predict = seconds(lambda bag=bag: bag.counts(X_test))
+        predict = seconds(lambda bag=bag: bag.counts(X_test), 3)
         not_below = np.add(*bag.counts(X_test)).astype(int)
         size = min(M * C, 20_000 // n)
         sample = np.random.default_rng(0).permutation([(j, c) for j in range(M) for c in range(C)])[:size]

@@ -10,12 +10,10 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from measure import console, seconds, show
 from sklearn.datasets import make_classification
 from torch import nn
 from torch.func import functional_call, hessian
@@ -27,32 +25,10 @@ from fullconformal.models.fitting import train
 from fullconformal.problem import Problem, flat
 from fullconformal.scores.pruned import pruned_counts
 
-console = Console(width=110)
-
-
-def seconds(work: Callable[[], object], repeats: int = 1) -> float:
-    """The fastest of a few runs: the machine's noise only ever adds."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
 
 def paper_loop_pair(loss_i: torch.Tensor, g_i: torch.Tensor, ghat: torch.Tensor, Hinv: torch.Tensor) -> torch.Tensor:
     """One score as the paper's Algorithm 2 writes it: two influences, each a product with the explicit inverse."""
     return loss_i - g_i @ (Hinv @ ghat) + g_i @ (Hinv @ g_i)
-
-
-def show(title: str, rows: list[tuple[str, ...]], heads: tuple[str, ...]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
 
 
 # Logistic regression: everything measured, nothing extrapolated -----------------------------------------------------------
