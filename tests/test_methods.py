@@ -202,8 +202,8 @@ def test_neighbours_and_densities_are_exact_without_refits():
             clf.set_params(scheme="ordinary").predict_p(Xt)
         with pytest.raises(ValueError, match="exactly valid"):
             clf.diagnose()
-        with pytest.raises(ValueError, match="exact full CP already"):
-            clf.audit(Xt)
+        report = clf.set_params(scheme="deleted").audit(Xt, n_pairs=3)
+        assert report.p_distance.max() == 0 and "the method is full CP itself" in str(report)
     with pytest.raises(ValueError, match="weights='distance'"):
         FullConformalClassifier(KNeighborsClassifier(weights="distance")).fit(X, y)
     with pytest.raises(ValueError, match="method='exact', without refits"):

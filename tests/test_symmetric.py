@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
-from fullconformal.convex import NoMinimiser, candidates
+from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, refit
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores.exact import exact_counts
-from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
+from fullconformal.scores.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
 
 schemes = st.sampled_from([0, 0.5, 1])
 
@@ -162,3 +162,23 @@ def test_what_rounding_cannot_decide_counts_as_a_tie(C):
     problem = X, y, C, penalty, 100 * X_test
     for q in (0, 0.5, 1):
         assert (p_symmetric(problem, q) >= p_literal(problem, q) - 1e-12).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("q", [0.5, 1.0])
+def test_the_errors_claimed_for_rough_scores_hold(seed, q):
+    """Rough fits and float32 leverages of dependent features: the scores lie within what they claim of the converged ones."""
+    rng = np.random.default_rng(seed)
+    n, C = 120, 2 + seed % 2
+    X = rng.normal(size=(n + 4, 6))
+    X[:, 3:] = X[:, :3] + 0.03 * X[:, 3:]  # condition about 1e3
+    y = np.r_[np.arange(C), rng.integers(0, C, n - C)]
+    bag = bag_of(X[:n], y, C, np.full(6, 1e-3))
+    change = Change(torch.as_tensor(X[n:].T.copy()), torch.arange(4) % C)
+    rough = _scores(bag, change, refit(bag, change, tolerance=ROUGH), q, torch.float32)
+    exact = symmetric_scores(bag, change, q)
+    for name in ("alpha", "tau"):
+        gap = (getattr(rough, name) - getattr(exact, name)).abs()
+        allowed = getattr(rough, f"{name}_error") + getattr(exact, f"{name}_error")
+        assert (gap <= allowed).all()
+        assert gap.max() > 1e-9  # there is something to be honest about

@@ -56,6 +56,8 @@ class Engine(ABC):
 
     #: whether sets hold the true label with the probability asked for, whatever the data
     valid = True
+    #: number of training points
+    n: int
 
     @abstractmethod
     def log_proba(self, X: Any) -> FloatArray:
@@ -77,7 +79,7 @@ class Differentiable(Engine):
     """An engine around a model with parameters at θ_Z."""
 
     def __init__(self, problem: Problem):
-        self.problem = problem
+        self.problem, self.n = problem, problem.n
 
     def inputs(self, X: Any) -> Tensor:
         """Objects as the model takes them."""
@@ -203,6 +205,7 @@ class Neighbors(Engine):
 
     def __init__(self, estimator: Any, X: FloatArray, y: npt.NDArray[np.int64], n_classes: int, memory: int):
         X = np.asarray(X, dtype=np.float64)
+        self.n = len(y)
         self.bag: NearestNeighbors | KernelDensity
         if isinstance(estimator, KNeighborsClassifier):
             orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(estimator.p)}
@@ -272,7 +275,7 @@ class Refit(Engine):
     def __init__(
         self, fit_score: FitScore, X: Any, y: npt.NDArray[np.int64], n_jobs: int | None, checkpoint: Any, report: Any
     ):
-        self.fit_score, self.X, self.y = fit_score, np.asarray(X), y
+        self.fit_score, self.X, self.y, self.n = fit_score, np.asarray(X), y, len(y)
         self.n_jobs, self.checkpoint, self.report = n_jobs, checkpoint, report
         self.model = fit_score(self.X, y)
 
