@@ -121,6 +121,7 @@ def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None]
     if not shown:
         yield None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -130,6 +131,6 @@ def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None]
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, transient=True) as bar:
+    with Progress(*columns, transient=True, disable=not Console().is_terminal) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
