@@ -35,7 +35,7 @@ from fullconformal.scores.refits import refit_counts
 from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
-FLOPS, PATIENCE = 1e10, 60.0  # what small Hessians reach a second; seconds nobody is warned of
+FLOPS, PATIENCE = 5e9, 60.0  # what small Hessians reach a second (measured); seconds nobody is warned of
 SMALL = 2**20  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
 FloatArray = npt.NDArray[np.float64]
 
