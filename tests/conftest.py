@@ -7,3 +7,8 @@ os.environ.setdefault("SCIPY_ARRAY_API", "1")  # so that none of scikit-learn's 
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_runtest_setup(item):
+    """Networks start from the same weights in every run, whichever tests run."""
+    torch.manual_seed(0)

@@ -31,9 +31,10 @@ def test_p_values_equal_the_definition(class_conditional):
             assert abs(p[j, k] - (1 + sum(s >= own for s in compared)) / (1 + len(compared))) < 1e-12
 
 
-@pytest.mark.parametrize("estimator", [None, mlp(4, (5,), 3)])
-def test_own_models(estimator):
+@pytest.mark.parametrize("own", ["logistic regression", "network"])
+def test_own_models(own):
     X, y = load_iris(return_X_y=True)
+    estimator = None if own == "logistic regression" else mlp(4, (5,), 3, "tanh")
     clf = SplitConformalClassifier(estimator, max_epochs=20, random_state=0).fit(X, y)
     assert clf.predict_set(X, 0.9).shape == (150, 3)
     assert np.allclose(clf.predict_proba(X).sum(1), 1)
