@@ -98,7 +98,7 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     check_classification_targets(y)
     classes, index = np.unique(np.asarray(y), return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"y has one class only, {classes[0]!r}; a classifier needs at least two.")
+        raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
     return classes, index.astype(np.int64)
 
 

@@ -85,8 +85,8 @@ class SplitConformalClassifier(ConformalClassifier):
         missing = sorted(set(index.tolist()) - set(index[train].tolist()))
         if missing:
             raise ValueError(
-                f"the training part has no point of class {self.classes_[missing[0]]!r}; lower calibration_size={self.calibration_size!r}, "
-                "choose another random_state, or give more points of that class."
+                f"the training part has no point of class {self.classes_.tolist()[missing[0]]!r}; lower "
+                f"calibration_size={self.calibration_size!r}, choose another random_state, or give more points of that class."
             )
         if own:
             settings = Settings(l2=self.l2, max_epochs=self.max_epochs, seed=seed)
