@@ -12,7 +12,7 @@ venv: $(STAMP)  ## create .venv and install the package in it, with the pinned v
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[test]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[test,peers,dask,docs]' -c constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## fit a network on the digits data and compare the schemes with split CP

@@ -1,25 +1,15 @@
-"""The command `fullconformal`. Heavy imports happen inside the commands."""
+"""`fullconformal demo`: digits, a small network, and the schemes of full CP beside split CP."""
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from pathlib import Path
 
 import click
 
-# Threads that spin while they wait for each other made the demonstration ten times slower on a busy machine. Read when torch loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fullconformal")
-def main() -> None:
-    """Prediction sets by full conformal prediction."""
-
-
-@main.command()
+@click.command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("fullconformal-demo.png"),
               show_default=True, help="Where the figure goes.")  # fmt: skip
 @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.99, show_default=True,
@@ -101,7 +91,3 @@ def demo(out: Path, confidence: float, seed: int) -> None:
         console.print("Nothing to warn of.")
     draw(out, p, "deleted", images, yt, full.classes_, confidence)
     console.print(f"\nFigure: {out.resolve()}", highlight=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()

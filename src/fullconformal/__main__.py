@@ -1,0 +1,5 @@
+"""`python -m fullconformal` is the command."""
+
+from fullconformal.cli import main
+
+main()
