@@ -95,8 +95,12 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     """Classes (C,) and label indices (n,); at least two classes."""
-    check_classification_targets(y)
-    classes, index = np.unique(np.asarray(y), return_inverse=True)
+    y = np.asarray(y)
+    if (
+        y.dtype.kind not in "biu"
+    ):  # whole numbers are always labels, and looking closer takes longer than the rest of this
+        check_classification_targets(y)
+    classes, index = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
     return classes, index.astype(np.int64)

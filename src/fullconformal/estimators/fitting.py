@@ -168,8 +168,9 @@ def minimise(problem: Problem) -> None:
     tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
     theta = problem.theta
     if len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear) and problem.blocks[0].layer == 0:
-        a = problem.trace(problem.X).inputs[0]
-        problem.assign(fit_binary(a, problem.y, problem.penalty, theta, tol))
+        parts = (problem.trace(problem.X).inputs[0], problem.y, problem.penalty, theta)
+        fitted = fit_binary(*(part.double().cpu().numpy() for part in parts), tol)
+        problem.assign(torch.as_tensor(fitted).to(theta))
         return
 
     def value(theta: Tensor) -> Tensor:

@@ -1,50 +1,61 @@
-"""Newton's method for two-class logistic regression, with nothing in its loop but five products."""
+"""Newton's method for two-class logistic regression, with nothing in its loop but four products."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import softplus
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import lapack
 
 from fullconformal.models.fitting import NotFinite
 
+FloatArray = npt.NDArray[np.float64]
 
-def fit_binary(a: Tensor, y: Tensor, penalty: Tensor, w: Tensor, tol: float, max_iter: int = 100) -> Tensor:
-    """Minimise Σ softplus(∓aᵀw) + ½ Σ Λw² over w (i,) until |∇|∞ ≤ tol; inputs a (n, i), labels y (n,) 0 or 1, Λ (i,).
 
-    Stops early where no step decreases the objective: without a penalty, separable data have no minimum.
+def fit_binary(
+    a: FloatArray, target: FloatArray, penalty: FloatArray, w: FloatArray, tol: float, max_iter: int = 100
+) -> FloatArray:
+    """Minimise Σ softplus(∓aᵀw) + ½ Σ Λw² over w (i,) until |∇|∞ ≤ tol; inputs a (n, i), targets (n,) 0 or 1, Λ (i,).
+
+    A step that halves the gradient is taken; another must decrease the objective, or is shortened until it does. Stops early where none
+    does: without a penalty, separable data have no minimum. NumPy, because its products of a matrix with itself cost half of torch's.
     """
-    target = y.to(a.dtype)
-    rounding = 8 * torch.finfo(a.dtype).eps
+    rounding = 8 * np.finfo(np.float64).eps
 
-    def objective(z: Tensor, w: Tensor) -> float:
-        return float(softplus(z).sum() - target.dot(z) + (penalty * w).dot(w) / 2)
+    def objective(z: FloatArray, w: FloatArray) -> float:
+        return float(np.logaddexp(0, z).sum() - target @ z + (penalty * w) @ w / 2)
 
+    def gradient(z: FloatArray, w: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        tanh = np.tanh(z / 2)  # π = (1 + tanh)/2 and π(1 − π) = (1 − tanh²)/4, without overflow
+        g = (tanh / 2 + centre) @ a + penalty * w
+        return tanh, g, float(np.abs(g).max())
+
+    centre = 0.5 - target
     z = a @ w
-    F, before = objective(z, w), float("inf")
-    L: Tensor | None = None
+    tanh, g, size = gradient(z, w)
+    L, before = None, np.inf
     for _ in range(max_iter):
-        pi = torch.sigmoid(z)
-        g = torch.addmv(penalty * w, a.T, pi - target)
-        size = float(g.abs().max())
-        if not size < float("inf"):
+        if not size < np.inf:
             raise NotFinite("the gradient of the loss is not finite; scale the features or raise l2")
         if size <= tol:
             break
         if L is None or size > before / 8:  # the last factor serves as long as a step with it gains most of a digit
-            H = (a.T * torch.addcmul(pi, pi, pi, value=-1)) @ a
-            H.diagonal().add_(penalty)
-            L, failed = torch.linalg.cholesky_ex(H)
+            root = a * np.sqrt((1 - tanh**2) / 4)[:, None]
+            H = root.T @ root
+            H.flat[:: len(w) + 1] += penalty
+            L, failed = lapack.dpotrf(H, lower=1)
             if failed:
                 break
         before = size
-        d = torch.cholesky_solve(g[:, None], L)[:, 0]
-        moved, slope, t = a @ d, float(g.dot(d)), 1.0
-        ahead = objective(z - moved, w - d)
-        while not ahead <= F - 1e-4 * t * slope + rounding * abs(F) and t > 1e-10:
-            t /= 2
-            ahead = objective(z - t * moved, w - t * d)
-        if t <= 1e-10:
-            break
-        w, z, F = w - t * d, z - t * moved, ahead
+        d, _ = lapack.dpotrs(L, g, lower=1)
+        moved, t = a @ d, 1.0
+        ahead = gradient(z - moved, w - d)
+        if not ahead[2] <= size / 2:
+            F, slope = objective(z, w), g @ d
+            while not objective(z - t * moved, w - t * d) <= F - 1e-4 * t * slope + rounding * abs(F) and t > 1e-10:
+                t /= 2
+            if t <= 1e-10:
+                break
+            ahead = gradient(z - t * moved, w - t * d)
+        w, z = w - t * d, z - t * moved
+        tanh, g, size = ahead
     return w
