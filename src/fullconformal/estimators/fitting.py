@@ -169,7 +169,8 @@ def minimise(problem: Problem) -> None:
     theta = problem.theta
     if len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear) and problem.blocks[0].layer == 0:
         parts = (problem.trace(problem.X).inputs[0], problem.y, problem.penalty, theta)
-        fitted = fit_binary(*(part.double().cpu().numpy() for part in parts), tol)
+        a, target, penalty, start = (part.double().cpu().numpy() for part in parts)
+        fitted = fit_binary(a, target, penalty, start, tol)
         problem.assign(torch.as_tensor(fitted).to(theta))
         return
 
