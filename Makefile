@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types bench clean
+.PHONY: help venv demo test lint types docs bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,10 @@ lint: $(STAMP)  ## ruff: rules and formatting
 
 types: $(STAMP)  ## mypy, strict on src
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## build the documentation; its gallery runs the examples, a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	@echo docs/_build/html/index.html
 
 bench: $(STAMP)  ## print the speed ratios and the peak memory
 	$(BIN)/python benchmarks/speed.py

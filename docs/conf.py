@@ -1,0 +1,46 @@
+"""Sphinx builds the documentation from this folder; the gallery runs the scripts in examples/."""
+
+import tomllib
+from pathlib import Path
+
+project = "fullconformal"
+author = "The fullconformal developers"
+copyright = "2026, the fullconformal developers"
+version = release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "numpydoc",
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+autosummary_generate = True
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+nitpicky = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"plot_",
+    "min_reported_time": 1,
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "fullconformal"
+html_static_path = ["_static"]
+html_theme_options = {
+    "show_prev_next": True,
+    "navbar_align": "left",
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
