@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 COMMANDS = {
     "demo": "Digits, a small network, and the schemes of full CP beside split CP.",
+    "data": "Check a data set's files and say what they hold, or fetch them.",
 }
 
 

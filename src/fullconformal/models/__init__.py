@@ -1,6 +1,6 @@
 """Models, how they are fitted, and adapters from scikit-learn and skorch."""
 
 from fullconformal.models.density import KernelDensityClassifier
-from fullconformal.models.networks import linear, mlp
+from fullconformal.models.networks import Autoencoder, cnn, linear, mlp, paper_network
 
-__all__ = ["KernelDensityClassifier", "linear", "mlp"]
+__all__ = ["Autoencoder", "KernelDensityClassifier", "cnn", "linear", "mlp", "paper_network"]

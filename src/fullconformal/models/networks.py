@@ -51,6 +51,108 @@ def mlp(
     return nn.Sequential(*steps)
 
 
+def cnn(
+    shape: Sequence[int],
+    n_classes: int,
+    channels: Sequence[int] = (16, 32),
+    kernel: int = 5,
+    pool: int = 4,
+    stride: int = 2,
+) -> nn.Sequential:
+    """Convolutions without padding, ReLU and max-pooling after each, one linear layer; images of shape (channels, height, width).
+
+    The defaults are the paper's network, with the pooling stride of its published code.
+
+    Examples
+    --------
+    >>> from fullconformal.models import cnn
+    >>> [sum(q.numel() for q in cnn(shape, 10).parameters()) for shape in ((3, 32, 32), (1, 28, 28))]
+    [16938, 14538]
+    """
+    i, *size = shape
+    steps: list[nn.Module] = []
+    for o in channels:
+        steps += [nn.Conv2d(i, o, kernel), nn.ReLU(), nn.MaxPool2d(pool, stride)]
+        size = [(s - kernel + 1 - pool) // stride + 1 for s in size]
+        i = o
+    if min(size) < 1:
+        raise ValueError(
+            f"shape={tuple(shape)} is too small for {len(channels)} convolutions of {kernel} pooled by {pool}."
+        )
+    return nn.Sequential(*steps, nn.Flatten(), nn.Linear(i * size[0] * size[1], n_classes))
+
+
+# Of the paper: hidden layers of its perceptrons, and the numbers an autoencoder leaves of an image for each.
+HIDDEN: dict[str, tuple[int, ...]] = {"MLP_A": (20, 10), "MLP_B": (100,), "MLP_C": (100, 50, 20), "LR": ()}
+EMBEDDING = {"MLP_A": 8, "MLP_B": 16, "MLP_C": 32, "LR": 8}
+
+
+def paper_network(name: str, shape: Sequence[int], n_classes: int) -> nn.Sequential:
+    """One of the paper's networks, "MLP_A", "MLP_B", "MLP_C", "LR" or "CNN", for objects of a shape.
+
+    Examples
+    --------
+    >>> from fullconformal.models import paper_network
+    >>> sum(q.numel() for q in paper_network("MLP_A", (8,), 10).parameters())
+    500
+    """
+    if name == "CNN":
+        return cnn(shape, n_classes)
+    if name not in HIDDEN:
+        raise ValueError(f"name={name!r} is unknown; allowed: {', '.join(map(repr, (*HIDDEN, 'CNN')))}.")
+    (n_features,) = shape
+    return mlp(n_features, HIDDEN[name], n_classes)
+
+
+class Autoencoder(nn.Module):
+    """Dense layers of 128 and 64 down to a few numbers and the same way back, ReLU and dropout between them.
+
+    Parameters
+    ----------
+    n_features : int
+        Numbers an object has.
+    n_latent : int
+        Numbers that are left of it.
+    hidden : sequence of int
+        Widths of the layers between.
+    dropout : float
+        Share of the activations dropped in training.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fullconformal.models import Autoencoder
+    >>> Autoencoder(784, 8).encode(torch.rand(3, 1, 28, 28)).shape
+    torch.Size([3, 8])
+    """
+
+    def __init__(self, n_features: int, n_latent: int, hidden: Sequence[int] = (128, 64), dropout: float = 0.2):
+        super().__init__()
+        self.encoder = self._chain([n_features, *hidden, n_latent], dropout)
+        self.decoder = self._chain([n_latent, *hidden[::-1], n_features], dropout)
+
+    @staticmethod
+    def _chain(sizes: Sequence[int], dropout: float) -> nn.Sequential:
+        steps: list[nn.Module] = [nn.Linear(sizes[0], sizes[1])]
+        for i, o in pairwise(sizes[1:]):
+            steps += [nn.ReLU(), nn.Dropout(dropout), nn.Linear(i, o)]
+        return nn.Sequential(*steps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Objects (k, d) as they come back."""
+        out: torch.Tensor = self.decoder(self.encoder(x))
+        return out
+
+    @torch.no_grad()
+    def encode(self, X: torch.Tensor, chunk: int = 10_000) -> torch.Tensor:
+        """What is left (n, n_latent) of objects (n, ...), without dropout, chunk by chunk."""
+        training = self.encoder.training
+        self.encoder.eval()
+        out = torch.cat([self.encoder(part.flatten(1)) for part in X.split(chunk)])
+        self.encoder.train(training)
+        return out
+
+
 def zero_first() -> nn.Linear:
     """The constant map z ↦ (0, z)."""
     layer = nn.Linear(1, 2, bias=False).requires_grad_(False)

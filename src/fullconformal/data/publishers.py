@@ -1,0 +1,109 @@
+"""Fetching the files from those who publish them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fullconformal.data.base import check_md5, data_folder
+from fullconformal.data.images import CIFAR_TRAIN, MNIST_FILES
+from fullconformal.data.tables import ACS_FEATURES, ACS_ROWS, ACS_TARGET
+
+# The page of MNIST's authors refuses programs at times, so the copy that torchvision keeps is asked.
+URLS = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "acsincome": "https://www2.census.gov/programs-surveys/acs/data/pums/2018/1-Year/csv_pny.zip",
+}
+CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside the archive
+
+
+def download(name: str, folder: str | os.PathLike[str] | None = None, urls: Mapping[str, str] = URLS) -> Path:
+    """Fetch a data set from its publisher into a folder, laid out for the loaders.
+
+    Every file is written under a temporary name, checked, then renamed: a download that was interrupted leaves nothing behind.
+
+    Parameters
+    ----------
+    name : {"mnist", "cifar10", "acsincome"}
+    folder : path, optional
+        By default that of the environment variable FULLCONFORMAL_DATA. Made where it does not exist.
+    urls : mapping, optional
+        Where to ask, by name.
+
+    Returns
+    -------
+    Path
+        The folder with the files.
+
+    Examples
+    --------
+    >>> from fullconformal.data import download, load_mnist
+    >>> download("mnist", "data")  # doctest: +SKIP
+    >>> load_mnist("data")  # doctest: +SKIP
+    """
+    if name not in FETCHERS:
+        raise ValueError(f"name={name!r} is unknown; allowed: {', '.join(map(repr, FETCHERS))}.")
+    subfolder, fetch = FETCHERS[name]
+    target = data_folder(folder) / subfolder
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target, prefix=".download-") as partial:
+        fetch(urls[name], Path(partial), target)
+    return target
+
+
+def _get(url: str, path: Path) -> Path:
+    """Write what an address gives into a file."""
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer, path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+    except OSError as error:
+        raise OSError(f"{url} could not be fetched ({error}); fetch it by other means and put it in place.") from error
+    return path
+
+
+def _mnist(url: str, partial: Path, target: Path) -> None:
+    for name, (_, md5, _) in MNIST_FILES.items():
+        path = _get(f"{url}{name}.gz", partial / f"{name}.gz")
+        check_md5(path, md5)
+        path.replace(target / path.name)
+
+
+def _cifar10(url: str, partial: Path, target: Path, md5: str | None = None) -> None:
+    archive = _get(url, partial / "cifar-10-binary.tar.gz")
+    check_md5(archive, md5 or CIFAR_MD5)
+    with tarfile.open(archive) as tar:
+        tar.extractall(partial, filter="data")
+    for name in (*CIFAR_TRAIN, "test_batch.bin"):
+        (partial / "cifar-10-batches-bin" / name).replace(target / name)
+
+
+def _acsincome(url: str, partial: Path, target: Path) -> None:
+    """The ACSIncome task of Ding et al. 2021: adults who work and earn, from the person file of New York."""
+    import pandas as pd
+
+    archive = _get(url, partial / "csv_pny.zip")
+    with zipfile.ZipFile(archive) as files, files.open("psam_p36.csv") as file:
+        people = pd.read_csv(file, usecols=[*ACS_FEATURES, "PINCP", "PWGTP"])
+    kept = people[(people.AGEP > 16) & (people.PINCP > 100) & (people.WKHP > 0) & (people.PWGTP >= 1)]
+    if len(kept) != ACS_ROWS:
+        raise ValueError(f"{url} gives {len(kept):,} rows of ACSIncome, expected {ACS_ROWS:,}; nothing was written.")
+    table = kept[[*ACS_FEATURES]].fillna(-1).astype(int)
+    table[ACS_TARGET] = (kept.PINCP > 50_000).astype(int)
+    path = partial / "ny_2018.csv.gz"
+    table.to_csv(path, index=False)
+    path.replace(target / path.name)
+
+
+# name: (subfolder, how)
+FETCHERS: dict[str, tuple[str, Callable[[str, Path, Path], None]]] = {
+    "mnist": ("mnist", _mnist),
+    "cifar10": ("cifar-10-batches-bin", _cifar10),
+    "acsincome": ("acsincome", _acsincome),
+}
