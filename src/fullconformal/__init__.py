@@ -7,16 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullconformal.estimators.base import ConformalWarning
+    from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
     from fullconformal.estimators.full import FullConformalClassifier
-    from fullconformal.estimators.split import SplitConformalClassifier
+    from fullconformal.estimators.jackknife import JackknifePlusClassifier
+    from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
 
 __version__ = "0.1.0"
-__all__ = ["ConformalWarning", "FullConformalClassifier", "SplitConformalClassifier"]
+__all__ = [
+    "AggregatedConformalClassifier",
+    "CVPlusClassifier",
+    "ConformalWarning",
+    "CrossConformalClassifier",
+    "FullConformalClassifier",
+    "JackknifePlusClassifier",
+    "SplitConformalClassifier",
+]
 
 # Imported when first asked for: the command line's --help must not wait for torch.
 _HOMES = {
+    "AggregatedConformalClassifier": "fullconformal.estimators.split",
     "ConformalWarning": "fullconformal.estimators.base",
+    "CrossConformalClassifier": "fullconformal.estimators.cross",
+    "CVPlusClassifier": "fullconformal.estimators.cross",
     "FullConformalClassifier": "fullconformal.estimators.full",
+    "JackknifePlusClassifier": "fullconformal.estimators.jackknife",
     "SplitConformalClassifier": "fullconformal.estimators.split",
 }
 

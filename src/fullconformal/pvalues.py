@@ -8,6 +8,7 @@ NumPy arrays and torch tensors alike; everything else is NumPy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,32 @@ def count(alpha: Any, tau: Any, tolerance: Any = 0.0, weight: Any = None, *, axi
         greater = above.sum(axis)
         return greater, not_below.sum(axis) - greater
     return (above * weight).sum(axis), ((not_below & ~above) * weight).sum(axis)
+
+
+def ordered_scores(
+    alpha: FloatArray, y: npt.NDArray[Any], n_classes: int, *, class_conditional: bool = False
+) -> list[FloatArray]:
+    """Scores alpha (n,) in ascending order: all together, or one array for each of the C labels."""
+    groups = [alpha[y == label] for label in range(n_classes)] if class_conditional else [alpha]
+    return [np.sort(group) for group in groups]
+
+
+def rank_counts(ordered: Sequence[FloatArray], tau: FloatArray) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Points above and tied with tau (m, C) among ordered scores, as `count` has them, in O(mC log n).
+
+    For scores of training points that do not depend on the candidate: those of split conformal prediction.
+
+    Examples
+    --------
+    >>> rank_counts([np.array([1.0, 2.0, 2.0, 3.0])], np.array([[2.0, 5.0]]))
+    (array([[1, 0]]), array([[2, 0]]))
+    """
+    if len(ordered) == 1:
+        below, not_above = (np.searchsorted(ordered[0], tau, side) for side in ("left", "right"))
+        return len(ordered[0]) - not_above, not_above - below
+    parts = [rank_counts([group], column) for group, column in zip(ordered, tau.T, strict=True)]
+    greater, equal = zip(*parts, strict=True)
+    return np.stack(greater, axis=1), np.stack(equal, axis=1)
 
 
 def p_values(

@@ -56,7 +56,7 @@ def prediction_sets(
     if not allow_empty:
         empty: BoolArray = np.logical_not(sets.any(axis=1))  # (m, L)
         # Among the labels of largest p only, or a set at a higher level could lose the label added here.
-        sets |= _likeliest(p, proba)[:, :, None] & empty[:, None, :]
+        sets |= likeliest(p, proba)[:, :, None] & empty[:, None, :]
     return sets if levels.ndim else sets[:, :, 0]
 
 
@@ -111,7 +111,7 @@ def check_levels(confidence_level: Any) -> npt.NDArray[np.float64]:
     return levels
 
 
-def _likeliest(p: npt.NDArray[np.float64], proba: npt.ArrayLike | None) -> BoolArray:
+def likeliest(p: npt.NDArray[np.float64], proba: npt.ArrayLike | None) -> BoolArray:
     """One True per row (m, C): the largest p, ties decided by proba (m, C), then by order."""
     largest = p == p.max(axis=1, keepdims=True)
     if proba is None:

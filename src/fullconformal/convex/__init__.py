@@ -2,7 +2,7 @@
 
 from fullconformal.convex.bag import Change, LinearBag, NoMinimiser, at_points, gradient, logits
 from fullconformal.convex.candidates import Counted, Counts, FloatArray, Progress, candidates, comparison, count_all
-from fullconformal.convex.deletion import Deletion, bounds, deletion, score_error
+from fullconformal.convex.deletion import Deletion, bounds, deletion, duals, leave_one_out, score_error
 from fullconformal.convex.fits import CONVERGED, ROUGH, Base, Fits, certify, first_step, refit, rounding
 from fullconformal.convex.hessian import Curvature, curvature, precision
 from fullconformal.convex.loss import margin, probabilities, residual, residual_, second, spread, unpacked
@@ -29,8 +29,10 @@ __all__ = [
     "count_all",
     "curvature",
     "deletion",
+    "duals",
     "first_step",
     "gradient",
+    "leave_one_out",
     "logits",
     "margin",
     "precision",

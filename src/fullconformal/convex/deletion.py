@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.convex.bag import EPS
-from fullconformal.convex.fits import radius
-from fullconformal.convex.loss import spread, unpacked
+from fullconformal.convex.bag import EPS, Change, LinearBag, logits
+from fullconformal.convex.fits import Fits, radius, refit
+from fullconformal.convex.hessian import curvature
+from fullconformal.convex.loss import probabilities, residual, second, spread, unpacked
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,30 @@ def bounds(A: Tensor, r: Tensor, kappa: Tensor, mu: Tensor, out: Deletion) -> Te
     R = kappa * nu
     behind = torch.where(R > 1e-4, torch.expm1(R) / R.clamp(min=1e-4) - 1, 0.5 * R * (1 + R)) * nu
     return spread(A).sqrt() / root * radius(behind + mu, R, kappa)
+
+
+def duals(S: Tensor, r: Tensor, shift: Tensor) -> Tensor:
+    """u = r + S·shift (n, K, B), the point's share of the gradient after it was left out: the step is H̄⁻¹Jᵀu."""
+    return r + (S * shift if r.shape[-2] == 1 else torch.einsum("nklb,nlb->nkb", unpacked(S), shift))
+
+
+@torch.no_grad()
+def leave_one_out(bag: LinearBag, memory: int = 2**28) -> Fits:
+    """Fits of the n bags without one point each: a Newton step from the fit on Z, then `refit` until converged."""
+    (n, d), base = bag.X.shape, bag.base
+    theta = base.theta[:, :, None]
+    pi = probabilities(logits(bag, theta))
+    S, r = second(pi), residual(pi, bag.y[:, None])
+    A = curvature(bag, None, theta, S.clone()).A
+    u = duals(S, r, deletion(A, S, r, 1).shift)
+    step = (bag.X[:, :, None] * u[:, None, :, 0]).flatten(1) @ base.inverse
+    start = theta + step.T.reshape(d, bag.K, n)
+    # The added point of zeros has a constant loss: nothing is added.
+    change = Change(bag.X.new_zeros(d, n), bag.y.new_zeros(n), torch.arange(n, device=bag.X.device))
+    width = max(1, memory // (32 * n * bag.K))
+    parts = [slice(at, at + width) for at in range(0, n, width)]
+    fits = [refit(bag, change[part], start[:, :, part]) for part in parts]
+    return Fits(*(torch.cat([getattr(f, name) for f in fits], -1) for name in ("theta", "error", "gradient")))
 
 
 # K × K matrices (..., K, K, B), few of them per point and many points: loops over K, arrays over the rest.

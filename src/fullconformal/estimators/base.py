@@ -13,8 +13,11 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
+from torch import Tensor, nn
 
 from fullconformal import sets
+from fullconformal.estimators.fitting import split_pipeline
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +30,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the classifiers: whoever gives `predict_p` and `predict_proba` gets the rest."""
 
     classes_: Array
+    estimator: Any
     confidence_level: float
 
     @abstractmethod
@@ -36,6 +40,24 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def predict_proba(self, X: Any) -> Array:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
+
+    def predict_epsilon(self, X: Any, **options: Any) -> npt.NDArray[np.float64]:
+        """The largest ε (m, C) at which each label is still in the set, by the method's own rule; p-values where it has them.
+
+        A label is in the set at confidence_level where this exceeds 1 − confidence_level.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        **options
+            Those of `predict_p`, where the method has it.
+        """
+        p: Any = self._epsilon(X, **options)
+        return np.asarray(p[1] if isinstance(p, tuple) else p)  # of bounds, the upper gives valid sets
+
+    def _epsilon(self, *args: Any, **options: Any) -> Any:
+        return self.predict_p(*args, **options)
 
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
@@ -65,7 +87,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         allow_empty : bool, default=True
             Whether a set may be empty; if False an empty one receives its likeliest label.
         **options
-            Passed on to `predict_p`.
+            Passed on to `predict_epsilon`.
 
         Returns
         -------
@@ -75,20 +97,43 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         levels = np.asarray(sets.check_levels(level))
         if as_labels and levels.ndim:
             raise ValueError("as_labels=True needs one confidence_level; call predict_set once for each level.")
-        p: Any = self.predict_p(X, **options)
-        p = p[1] if isinstance(p, tuple) else p  # of bounds, the upper gives valid sets
+        if confidence_level is not None:
+            self._check_reachable(levels)
+        p = self.predict_epsilon(X, **options)
         proba = None if allow_empty else self.predict_proba(X)
         chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
         return sets.as_labels(chosen, self.classes_) if as_labels else chosen
 
-    def _uniform(self, X: Any, n_classes: int) -> npt.NDArray[np.float64]:
+    def _check_reachable(self, levels: npt.NDArray[np.float64]) -> None:
+        """Warn of confidence levels at which sets hold all labels, whatever the object; nothing to warn of by default."""
+
+    def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
+        """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
+        X, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in (X, y))
+        head, final = split_pipeline(self.estimator)
+        if head is None:
+            module = isinstance(final, nn.Module)
+            # scikit-learn's wording asks for two dimensions; modules may take images.
+            return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
+        out = validate_data(self, X, y, reset=reset, skip_check_array=True)
+        if not isinstance(out, tuple):
+            return out
+        X, y = out[0], column_or_1d(out[1], warn=True)
+        if _num_samples(X) != len(y):
+            raise ValueError(f"X has {_num_samples(X)} rows and y has {len(y)} labels; they must be as many.")
+        return X, y
+
+    def _uniform(self, X: Any, n_classes: int, seed: int | None = None) -> npt.NDArray[np.float64]:
         """The uniforms (m, C) of smoothed p-values: one an object, a function of the seed and the object alone.
 
         So an object has the same p-values in any batch, and objects that come one at a time do not share a uniform.
         """
-        seed = int(check_random_state(getattr(self, "random_state", None)).randint(2**31))
-        key = seed.to_bytes(8, "big")
-        digests = (blake2b(np.ascontiguousarray(x).tobytes(), digest_size=8, key=key).digest() for x in np.asarray(X))
+        if seed is None:
+            seed = int(check_random_state(getattr(self, "random_state", None)).randint(2**31))
+        X, key = np.asarray(X), seed.to_bytes(8, "big")
+        named = X.dtype == np.object_  # whose bytes would be addresses
+        contents = (repr(x.tolist()).encode() if named else np.ascontiguousarray(x).tobytes() for x in X)
+        digests = (blake2b(content, digest_size=8, key=key).digest() for content in contents)
         u = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
         return np.broadcast_to(u[:, None], (len(u), n_classes))
 

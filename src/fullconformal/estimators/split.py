@@ -1,43 +1,89 @@
-"""Split conformal prediction: a part of the data is kept from training and calibrates."""
+"""Split conformal prediction: a part of the data is kept from training and calibrates; and the aggregate of several such."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from sklearn.base import clone
 from sklearn.model_selection import train_test_split
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import ConformalClassifier, encode_labels
-from fullconformal.estimators.fitting import Settings, check_estimator_kind, fit_problem, to_tensor
-from fullconformal.problem import Problem
+from fullconformal.estimators.base import check_number, check_option
+from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
+from fullconformal.estimators.fitting import split_pipeline
+from fullconformal.scores.adaptive import tune_raps
+from fullconformal.sets import likeliest
+
+TUNING = 0.3  # the share of the calibration points that chooses the parameters of RAPS, as published
+AGGREGATIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median}
 
 
-class SplitConformalClassifier(ConformalClassifier):
-    """Split (inductive) conformal prediction with the log loss as score, as in the paper.
+class SplittingClassifier(CalibratedClassifier):
+    """What split and aggregated conformal prediction share: random splits into points that train and points that calibrate."""
+
+    calibration_size: float
+
+    def _check_params(self) -> None:
+        super()._check_params()
+        if not (isinstance(self.calibration_size, (float, np.floating)) and 0 < self.calibration_size < 1):
+            raise ValueError(
+                f"calibration_size={self.calibration_size!r} is not allowed; give a share between 0 and 1."
+            )
+
+    def _split(self, y: IntArray, seed: int, what: str) -> Part:
+        # At random, not class by class: the guarantee needs calibration points that are exchangeable with those to come.
+        train, rest = train_test_split(np.arange(len(y)), test_size=self.calibration_size, random_state=seed)
+        remedy = f"lower calibration_size={self.calibration_size!r}, choose another random_state"
+        self._check_trained(y[train], what, remedy)
+        return train, rest
+
+
+class SplitConformalClassifier(SplittingClassifier):
+    """Split (inductive) conformal prediction: one part of the data trains, the other calibrates.
+
+    Sets hold the true label with probability at least `confidence_level`, whatever the classifier and the score. A label is in the
+    set when its score is at most the ⌈(1 − ε)(n + 1)⌉-th smallest of the n calibration scores, which is p > ε.
 
     Parameters
     ----------
-    estimator : None, nn.Module, or scikit-learn classifier with predict_proba, default=None
+    estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
         The classifier; None is the built-in multinomial logistic regression.
+    conformity_score : {"loss", "lac", "margin", "aps", "raps"}, default="loss"
+        What is compared: −log π_y (the paper's choice); 1 − π_y, which orders labels as the loss does; the largest other probability
+        less π_y; the adaptive score of Romano et al. (2020); its regularised form of Angelopoulos et al. (2021).
     calibration_size : float, default=0.2
         Share of the data that calibrates and does not train.
+    prefit : bool, default=False
+        Take the estimator as it is; all of the data given to `fit` then calibrate. It must not have seen them.
+    randomized : bool, default=True
+        Whether "aps" and "raps" are randomised: exact coverage, instead of more than was asked for.
+    k_reg : int, optional
+        RAPS: the number of labels that cost nothing. By default tuned on 30 % of the calibration points, as published.
+    lambda_reg : float, optional
+        RAPS: the cost λ of each further label. By default the one of 0.001, 0.01, 0.1, 0.2, 0.5 with the smallest sets there.
+    allow_empty : bool, default=True
+        False always includes the likeliest label ("aps" and "raps" then do not randomise it, as published). Such sets have
+        no p-values: use `predict_epsilon`.
     confidence_level : float, default=0.9
-        Of the sets, where `predict_set` is not told otherwise.
+        Of the sets, where `predict_set` is not told otherwise; and that for which RAPS is tuned.
     class_conditional : bool, default=False
-        Compare a candidate with the calibration points of its own label only.
+        Compare a candidate with the calibration points of its own label only: the guarantee then holds for each class.
     l2 : float, optional
         As in `FullConformalClassifier`; for None and modules.
     max_epochs : int, default=200
         For modules.
     random_state : int, RandomState or None, default=None
-        Seeds the split, training and smoothing.
+        Seeds the split, training, randomised scores and smoothing.
+
+    Attributes
+    ----------
+    classes_ : ndarray (C,)
+    k_reg_, lambda_reg_ : int, float
+        What RAPS uses.
 
     Examples
     --------
@@ -52,7 +98,13 @@ class SplitConformalClassifier(ConformalClassifier):
         self,
         estimator: Any = None,
         *,
+        conformity_score: str = "loss",
         calibration_size: float = 0.2,
+        prefit: bool = False,
+        randomized: bool = True,
+        k_reg: int | None = None,
+        lambda_reg: float | None = None,
+        allow_empty: bool = True,
         confidence_level: float = 0.9,
         class_conditional: bool = False,
         l2: float | None = None,
@@ -60,7 +112,13 @@ class SplitConformalClassifier(ConformalClassifier):
         random_state: Any = None,
     ):
         self.estimator = estimator
+        self.conformity_score = conformity_score
         self.calibration_size = calibration_size
+        self.prefit = prefit
+        self.randomized = randomized
+        self.k_reg = k_reg
+        self.lambda_reg = lambda_reg
+        self.allow_empty = allow_empty
         self.confidence_level = confidence_level
         self.class_conditional = class_conditional
         self.l2 = l2
@@ -68,59 +126,188 @@ class SplitConformalClassifier(ConformalClassifier):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
-        """Train on a part of (X, y) and score the rest."""
-        if not 0 < self.calibration_size < 1:
-            raise ValueError(
-                f"calibration_size={self.calibration_size!r} is not allowed; give a share between 0 and 1."
-            )
-        own = self.estimator is None or isinstance(self.estimator, nn.Module)
-        if own:
-            check_estimator_kind(self.estimator, self.l2)
-        X, y = validate_data(self, X, y, allow_nd=own, ensure_2d=not isinstance(self.estimator, nn.Module))
-        self.classes_, index = encode_labels(y)
-        rng = check_random_state(self.random_state)
-        seed = int(rng.randint(2**31))
-        # At random, not class by class: the guarantee needs calibration points that are exchangeable with those to come.
-        train, rest = train_test_split(np.arange(len(y)), test_size=self.calibration_size, random_state=seed)
-        missing = sorted(set(index.tolist()) - set(index[train].tolist()))
-        if missing:
-            raise ValueError(
-                f"the training part has no point of class {self.classes_.tolist()[missing[0]]!r}; lower "
-                f"calibration_size={self.calibration_size!r}, choose another random_state, or give more points of that class."
-            )
-        if own:
-            settings = Settings(l2=self.l2, max_epochs=self.max_epochs, seed=seed)
-            self._model: Any = fit_problem(self.estimator, X[train], index[train], self.classes_, settings)
+        """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
+        X, index, rng = self._start(X, y)
+        if self.prefit:
+            rest = rng.permutation(len(index))
+            model = fit_model(self.estimator, X, index, self.classes_, self._settings(prefit=True))
+            log_proba = model(X)[rest]
         else:
-            self._model = clone(self.estimator).fit(X[train], index[train])
-        self._labels = index[rest]
-        self._scores = -self._log_proba(X[rest])[np.arange(len(rest)), self._labels]
+            part = self._split(index, self._seed, "the training part")
+            ((model, log_proba),) = self._fit_parts(X, index, [part])
+            rest = part[1]
+        labels, uniform = index[rest], rng.uniform(size=len(rest))
+        keep = self._tune(log_proba, labels, uniform)
+        self._parts = [self._calibrated(model, log_proba[keep], labels[keep], uniform[keep])]
+        self._finish(labels[keep])
         return self
 
-    def _log_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        if isinstance(self._model, Problem):
-            like = self._model.X
-            logits = self._model.logits(to_tensor(X, like.device, like.dtype))
-            return torch.log_softmax(logits.double(), -1).numpy()
-        proba: npt.NDArray[np.float64] = self._model.predict_proba(X)
-        return np.log(np.maximum(proba, np.finfo(np.float64).tiny))
+    def _check_params(self) -> None:
+        super()._check_params()
+        final = split_pipeline(self.estimator)[1]
+        if self.prefit and final is None:
+            raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
+        if self.prefit and not isinstance(final, nn.Module):
+            check_is_fitted(final)
+
+    def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
+        known = getattr(self.estimator, "classes_", None) if self.prefit else None
+        if known is None:
+            return super()._encode(y)
+        unseen = sorted(set(y.tolist()) - set(known.tolist()))
+        if unseen:
+            raise ValueError(
+                f"y holds labels the fitted estimator does not know: {unseen[:5]}; its classes are {known.tolist()}."
+            )
+        return known, np.searchsorted(known, y)
+
+    def _tune(self, log_proba: npt.NDArray[np.float64], y: IntArray, uniform: npt.NDArray[np.float64]) -> slice:
+        """Choose the parameters of RAPS that were left open; the calibration points that did not serve for it."""
+        if self.conformity_score != "raps":
+            return slice(None)
+        tuned = self.k_reg is None or self.lambda_reg is None
+        held = int(TUNING * len(y)) if tuned else 0
+        if tuned and not held:
+            raise ValueError(
+                f"{len(y)} calibration points are too few to tune RAPS on a part of them; give k_reg and lambda_reg, or more points."
+            )
+        self.k_reg_, self.lambda_reg_ = tune_raps(
+            np.exp(log_proba[:held]), y[:held], 1 - self.confidence_level, uniform[:held] if self.randomized else None,
+            k_reg=self.k_reg, lambda_reg=self.lambda_reg, never_empty=not self.allow_empty,
+        )  # fmt: skip
+        return slice(held, None)
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
-        """p-values (m, C) of every label, columns as in ``classes_``."""
-        X = self._checked(X)
-        tau = -self._log_proba(X)
-        weight = pvalues.comparison_weight(self._labels, len(self.classes_), class_conditional=self.class_conditional)
-        total = len(self._labels) if weight is None else weight.sum(axis=0)
-        greater, equal = pvalues.count(
-            self._scores[:, None, None], tau, weight=None if weight is None else weight[:, None, :]
-        )
-        return pvalues.p_values(greater, equal, total, uniform=self._uniform(X, tau.shape[1]) if smoothing else None)
+        """p-values (m, C) of every label, columns as in ``classes_``.
 
-    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Probabilities (m, C) of the model."""
-        return np.exp(self._log_proba(self._checked(X)))
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        smoothing : bool, default=False
+            Break ties at random: p-values of the true labels are then uniform, not merely larger.
+        """
+        if not self.allow_empty:
+            raise ValueError(
+                "sets that are never empty (allow_empty=False) have no p-values; predict_epsilon(X) gives the largest ε at which "
+                "each label is still in the set."
+            )
+        return self._p(self._objects(X), smoothing)
 
-    def _checked(self, X: Any) -> Any:
-        check_is_fitted(self)
-        module = isinstance(self.estimator, nn.Module)
-        return validate_data(self, X, reset=False, allow_nd=module, ensure_2d=not module)
+    def _p(self, X: Any, smoothing: bool) -> npt.NDArray[np.float64]:
+        greater, equal = self._counts(self._parts[0], X, self._score_uniforms(X))
+        return pvalues.p_values(greater, equal, self._sizes, uniform=self._smoothing(X, smoothing))
+
+    def _epsilon(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+        X = self._objects(X)
+        p = self._p(X, smoothing)
+        return p if self.allow_empty else np.where(likeliest(p, np.exp(self._parts[0].model(X))), 1.0, p)
+
+
+class AggregatedConformalClassifier(SplittingClassifier):
+    """Aggregated conformal prediction (Carlsson, Eklund and Norinder 2014): p-values of several split predictors, combined.
+
+    Sets are steadier and often smaller than those of one split. They hold the true label with probability at least
+    1 − 2ε, twice the error asked for: that is what a mean or median of dependent p-values guarantees. In practice the error is mostly below
+    ε, because averaging draws p-values to the middle.
+
+    Parameters
+    ----------
+    estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
+        The classifier; None is the built-in multinomial logistic regression.
+    n_estimators : int, default=10
+        Splits, and models.
+    aggregation : {"mean", "median"}, default="mean"
+        How p-values are combined.
+    conformity_score, calibration_size, randomized, confidence_level, class_conditional, l2, max_epochs
+        As in `SplitConformalClassifier`.
+    k_reg, lambda_reg : int, float
+        Both needed with ``conformity_score="raps"``.
+    n_jobs : int, optional
+        Models trained at a time; any joblib backend.
+    random_state : int, RandomState or None, default=None
+        Seeds the splits, training, randomised scores and smoothing.
+    verbose : int, default=0
+        1 shows a progress bar.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from fullconformal import AggregatedConformalClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> AggregatedConformalClassifier(n_estimators=3, random_state=0).fit(X[::2], y[::2]).predict_p(X[1::2]).shape
+    (75, 3)
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        n_estimators: int = 10,
+        aggregation: str = "mean",
+        conformity_score: str = "loss",
+        calibration_size: float = 0.2,
+        randomized: bool = True,
+        k_reg: int | None = None,
+        lambda_reg: float | None = None,
+        confidence_level: float = 0.9,
+        class_conditional: bool = False,
+        l2: float | None = None,
+        max_epochs: int = 200,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        self.estimator = estimator
+        self.n_estimators = n_estimators
+        self.aggregation = aggregation
+        self.conformity_score = conformity_score
+        self.calibration_size = calibration_size
+        self.randomized = randomized
+        self.k_reg = k_reg
+        self.lambda_reg = lambda_reg
+        self.confidence_level = confidence_level
+        self.class_conditional = class_conditional
+        self.l2 = l2
+        self.max_epochs = max_epochs
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _check_params(self) -> None:
+        super()._check_params()
+        check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
+        check_number("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
+        self._check_raps()
+
+    def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
+        """Train and calibrate on each of the random splits of (X, y)."""
+        X, index, rng = self._start(X, y)
+        seeds = rng.randint(2**31, size=self.n_estimators)
+        parts = [self._split(index, seed, f"the training part of split {k}") for k, seed in enumerate(seeds)]
+        self._parts = [
+            self._calibrated(model, log_proba, index[rest], rng.uniform(size=len(rest)))
+            for (model, log_proba), (_, rest) in zip(self._fit_parts(X, index, parts), parts, strict=True)
+        ]
+        fewest = min(parts, key=lambda part: np.bincount(index[part[1]], minlength=len(self.classes_)).min())[1]
+        self._finish(index[fewest])
+        return self
+
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+        """Combined p-values (m, C) of every label, columns as in ``classes_``; twice them are valid.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        smoothing : bool, default=False
+            Break ties at random.
+        """
+        X = self._objects(X)
+        u, smooth = self._score_uniforms(X), self._smoothing(X, smoothing)
+        p = [
+            pvalues.p_values(*self._counts(part, X, u), [len(group) for group in part.ordered], uniform=smooth)
+            for part in self._parts
+        ]
+        out: npt.NDArray[np.float64] = AGGREGATIONS[self.aggregation](p, axis=0)
+        return out

@@ -30,6 +30,7 @@ from fullconformal.convex import (
     count_all,
     curvature,
     deletion,
+    duals,
     logits,
     margin,
     precision,
@@ -39,7 +40,6 @@ from fullconformal.convex import (
     rounding,
     score_error,
     second,
-    unpacked,
 )
 
 
@@ -99,7 +99,7 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, 
     if bag.free_intercept:  # without the last point of a class the intercept runs away, and with it that point's loss
         order[(torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1)[:, None] & (y != change.y)] = 1
     column, point = (order.T == 0).nonzero(as_tuple=True)
-    dual = r + (S * out.shift if bag.K == 1 else torch.einsum("nklb,nlb->nkb", unpacked(S), out.shift))
+    dual = duals(S, r, out.shift)
     width = max(1, min(memory // 4, 2**24) // (8 * len(bag.X) * bag.K))
     for at in range(0, len(column), width):
         c, i = column[at : at + width], point[at : at + width]

@@ -1,0 +1,249 @@
+"""What split, cross and aggregated conformal prediction share: models fitted to a part of the data and scored on the rest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from joblib import Parallel, delayed
+from sklearn.base import clone
+from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from fullconformal import pvalues
+from fullconformal.estimators.base import (
+    ConformalClassifier,
+    ConformalWarning,
+    check_number,
+    check_option,
+    encode_labels,
+    progress_bar,
+)
+from fullconformal.estimators.engines import FitScore, LogProba
+from fullconformal.estimators.fitting import (
+    Settings,
+    check_estimator_kind,
+    fit_problem,
+    fit_transformer,
+    split_pipeline,
+    transform,
+)
+from fullconformal.models.adapters import is_skorch
+from fullconformal.scores.adaptive import SCORES, score_labels
+from fullconformal.sets import check_levels
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Model = Callable[[Any], FloatArray]  # log-probabilities (m, C) of objects
+Part = tuple[IntArray, IntArray]  # points that train, points that are scored
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A model and the scores, in ascending order, of points that did not train it: all together, or an array for each class."""
+
+    model: Model
+    ordered: list[FloatArray]
+
+
+@dataclass(frozen=True)
+class Piped:
+    """A model behind transformers."""
+
+    head: Any
+    model: Model
+
+    def __call__(self, X: Any) -> FloatArray:
+        return self.model(transform(self.head, X))
+
+
+def fit_model(estimator: Any, X: Any, y: IntArray, classes: npt.NDArray[Any], settings: Settings) -> Model:
+    """Log-probabilities, as a function of objects, of a classifier fitted to label indices y; prefit: of one fitted already."""
+    head, final = split_pipeline(estimator)
+    every = np.arange(len(classes))
+    if not trained_here(final) and not is_skorch(final):  # one of scikit-learn's kind, a whole Pipeline too
+        return LogProba(
+            estimator if settings.prefit else _seeded(estimator, settings.seed).fit(X, y), every, len(every)
+        )
+    head, X = fit_transformer(head, X, y, settings.prefit)
+    if trained_here(final):
+        model: Model = LogProba(fit_problem(final, X, y, classes, settings), every, len(every))
+    else:
+        model = LogProba(final, every, len(every)) if settings.prefit else FitScore(final, settings, len(every))(X, y)
+    return model if head is None else Piped(head, model)
+
+
+def trained_here(final: Any) -> bool:
+    """Whether this library trains the classifier: the built-in logistic regression, or a module."""
+    return final is None or isinstance(final, nn.Module)
+
+
+def _seeded(estimator: Any, seed: int) -> Any:
+    """A clone whose random states that were left open, a Pipeline's steps included, are seeded."""
+    estimator = clone(estimator)
+    unset = [k for k, v in estimator.get_params().items() if k.split("__")[-1] == "random_state" and v is None]
+    return estimator.set_params(**dict.fromkeys(unset, seed))
+
+
+def _fit_and_apply(
+    estimator: Any, X: Any, y: IntArray, classes: npt.NDArray[Any], part: Part, settings: Settings
+) -> tuple[Model, FloatArray]:
+    """A model fitted to the first half of a part, and its log-probabilities of the second."""
+    train, rest = part
+    model = fit_model(estimator, _safe_indexing(X, train), y[train], classes, settings)
+    return model, model(_safe_indexing(X, rest))
+
+
+class CalibratedClassifier(ConformalClassifier):
+    """Base of the classifiers that score points which did not train; they give the constructor, `fit` and `predict_p`."""
+
+    conformity_score: str
+    randomized: bool
+    k_reg: int | None
+    lambda_reg: float | None
+    class_conditional: bool
+    l2: float | None
+    max_epochs: int
+    random_state: Any
+    _parts: list[Calibrated]
+    _sizes: npt.NDArray[np.int64]  # calibration points: of all classes together, or of each
+
+    # Checks -----------------------------------------------------------------------------------------------------------
+
+    def _check_params(self) -> None:
+        check_option("conformity_score", self.conformity_score, SCORES)
+        check_levels(self.confidence_level)
+        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
+        if self.l2 is not None:
+            check_number("l2", self.l2, 0, "None or a number ≥ 0")
+        if self.k_reg is not None:
+            check_number("k_reg", self.k_reg, 0, "None or a whole number ≥ 0")
+        if self.lambda_reg is not None:
+            check_number("lambda_reg", self.lambda_reg, 0, "None or a number ≥ 0")
+        final = split_pipeline(self.estimator)[1]
+        if trained_here(final):
+            check_estimator_kind(self.estimator, self.l2)
+            return
+        name = type(final).__name__
+        if not hasattr(self.estimator, "predict_proba"):
+            raise TypeError(
+                f"estimator={name} has no predict_proba; give a classifier that has, for instance "
+                f"sklearn.calibration.CalibratedClassifierCV({name}(...))."
+            )
+        if self.l2 is not None:
+            raise ValueError(f"l2={self.l2!r} was given, but {name} brings its own penalty; set it there.")
+
+    def _check_raps(self) -> None:
+        """Raise where RAPS lacks parameters, and there are no points kept to tune them on."""
+        if self.conformity_score == "raps" and (self.k_reg is None or self.lambda_reg is None):
+            raise ValueError(
+                f"conformity_score='raps' needs k_reg and lambda_reg, got {self.k_reg!r} and {self.lambda_reg!r}; only "
+                "SplitConformalClassifier tunes them, on a part of its calibration points."
+            )
+
+    def _check_trained(self, y: IntArray, what: str, remedy: str) -> None:
+        """Raise where training labels y lack a class."""
+        missing = np.setdiff1d(np.arange(len(self.classes_)), y)
+        if len(missing):
+            name = self.classes_.tolist()[missing[0]]
+            raise ValueError(f"{what} has no point of class {name!r}; {remedy}, or give more points of that class.")
+
+    def _check_reachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
+        """Warn where a confidence level needs more calibration points than there are."""
+        smallest, highest = int(self._sizes.min()), float(levels.max())
+        if 1 - highest + 1e-12 >= 1 / (smallest + 1):
+            return
+        who, what = "", "every set holds all labels"
+        if len(self._sizes) > 1:
+            name = self.classes_.tolist()[int(self._sizes.argmin())]
+            who, what = f" of class {name!r}", f"every set holds {name!r}"
+        warnings.warn(
+            f"confidence_level={highest:g} needs more than the {smallest} calibration point{'s' * (smallest != 1)}{who} there "
+            f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
+            f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
+            ConformalWarning,
+            stacklevel=stacklevel,
+        )
+
+    # Fitting ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, X: Any, y: Any) -> tuple[Any, IntArray, np.random.RandomState]:
+        """Checked objects, label indices (n,) and a generator; the seeds of training, scores and smoothing are drawn."""
+        self._check_params()
+        X, y = self._checked(X, y, reset=True)
+        self.classes_, index = self._encode(y)
+        rng = check_random_state(self.random_state)
+        self._seed = int(rng.randint(2**31))
+        return X, index, rng
+
+    def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
+        """Classes (C,) and label indices (n,)."""
+        return encode_labels(y)
+
+    def _settings(self, **options: Any) -> Settings:
+        return Settings(l2=self.l2, max_epochs=self.max_epochs, seed=self._seed, **options)
+
+    def _fit_parts(self, X: Any, y: IntArray, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
+        """Models fitted to the first half of each part, with their log-probabilities of the second, in order."""
+        jobs = (delayed(_fit_and_apply)(self.estimator, X, y, self.classes_, part, self._settings()) for part in parts)
+        with progress_bar("training", bool(getattr(self, "verbose", 0))) as progress:
+            found = Parallel(n_jobs=getattr(self, "n_jobs", None), return_as="generator")(jobs)
+            for done, fitted in enumerate(found, 1):
+                if progress is not None:
+                    progress(done, len(parts))
+                yield fitted
+
+    def _calibrated(self, model: Model, log_proba: FloatArray, y: IntArray, uniform: FloatArray) -> Calibrated:
+        """A model with the scores of points y (k,) it was not trained on."""
+        scores = self._scores(log_proba, uniform)[np.arange(len(y)), y]
+        ordered = pvalues.ordered_scores(scores, y, len(self.classes_), class_conditional=self.class_conditional)
+        return Calibrated(model, ordered)
+
+    def _finish(self, y: IntArray) -> None:
+        """Note how many points y (k,) of each class, or of all, calibrate; warn where they are too few."""
+        if self.class_conditional:
+            self._sizes = np.bincount(y, minlength=len(self.classes_))
+        else:
+            self._sizes = np.array([len(y)])
+        self._check_reachable(np.asarray(self.confidence_level), stacklevel=4)
+
+    # Prediction -------------------------------------------------------------------------------------------------------
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""
+        X = self._objects(X)
+        out: npt.NDArray[Any] = np.mean([np.exp(part.model(X)) for part in self._parts], axis=0)
+        return out
+
+    def _scores(self, log_proba: FloatArray, uniform: FloatArray) -> FloatArray:
+        """Scores (m, C) of all labels."""
+        return score_labels(
+            log_proba,
+            self.conformity_score,
+            uniform if self.randomized else None,
+            k_reg=getattr(self, "k_reg_", self.k_reg) or 0,
+            lambda_reg=getattr(self, "lambda_reg_", self.lambda_reg) or 0.0,
+            never_empty=not getattr(self, "allow_empty", True),
+        )
+
+    def _objects(self, X: Any) -> Any:
+        """Checked objects."""
+        check_is_fitted(self)
+        return self._checked(X, reset=False)
+
+    def _score_uniforms(self, X: Any) -> FloatArray:
+        """The uniforms (m,) of randomised scores."""
+        return self._uniform(X, 1, self._seed)[:, 0]
+
+    def _smoothing(self, X: Any, smoothing: bool) -> FloatArray | None:
+        """The uniforms (m, C) of smoothed p-values: others than those of the scores."""
+        return self._uniform(X, len(self.classes_), self._seed + 1) if smoothing else None
+
+    def _counts(self, part: Calibrated, X: Any, uniform: FloatArray) -> tuple[Any, Any]:
+        """Calibration points of a part above and tied with every candidate, (m, C) each."""
+        return pvalues.rank_counts(part.ordered, self._scores(part.model(X), uniform))
