@@ -45,6 +45,33 @@ def literal_points(name, p, y, epsilon):
     return points
 
 
+def literal_criterion(letters, row, truth, epsilon):
+    """One of the ten criteria of Vovk et al. (2016) for one point, from their definitions; row holds fractions."""
+    labels = {c for c, value in enumerate(row) if value > epsilon}
+    wrong = labels - {truth}
+    false_values = [value for c, value in enumerate(row) if c != truth]
+    if letters == "S":
+        return sum(row)
+    if letters == "N":
+        return len(labels)
+    if letters == "U":  # the smallest ε at which the set holds one label at most: some p-value, or 0
+        return min(e for e in [Fraction(0), *row] if sum(value > e for value in row) <= 1)
+    if letters == "F":
+        return sum(row) - max(row)
+    if letters == "M":
+        return int(len(labels) > 1)
+    if letters == "E":
+        return len(labels) - 1 if labels else 0
+    if letters == "OU":
+        return max(false_values, default=Fraction(0))
+    if letters == "OF":
+        return sum(false_values, Fraction(0))
+    if letters == "OM":
+        return int(len(wrong) > 0)
+    assert letters == "OE"
+    return len(wrong)
+
+
 def literal_area(row, lo, hi):
     """∫ #{y : p_y > ε} dε over [lo, hi]: the size is constant between the p-values, so add up rectangles."""
     corners = sorted({lo, hi, *(value for value in row if lo < value < hi)})
@@ -94,6 +121,20 @@ def test_summary_equals_the_loops(problem):
     for name, estimate in result.items():
         expected = literal_mean(literal_points(name, p, y, Fraction(percent, 100)))
         assert_close(estimate, expected, len(p[0]), len(p))
+
+
+@settings(deadline=None)
+@given(problems())
+def test_the_ten_criteria_equal_their_definitions(problem):
+    p, y, percent = problem
+    classes = [f"label {c}" for c in range(len(p[0]))]
+    result = metrics.vovk_criteria(floats(p), [classes[c] for c in y], 1 - percent / 100, classes)
+    assert list(result) == ["S", "N", "U", "F", "M", "E", "OU", "OF", "OM", "OE"]
+    for letters, estimate in result.items():
+        points = [
+            literal_criterion(letters, row, truth, Fraction(percent, 100)) for row, truth in zip(p, y, strict=True)
+        ]
+        assert_close(estimate, literal_mean(points), len(p[0]), len(p))
 
 
 @settings(deadline=None)
@@ -168,6 +209,84 @@ def test_names_and_order_of_the_columns_do_not_matter(problem, random):
         assert_close(moved[name], plain[name], len(p[0]), len(p))
 
 
+@settings(deadline=None)
+@given(problems())
+def test_the_mean_over_single_objects_is_the_metric(problem):
+    p, y, percent = problem
+    sets = prediction_sets(floats(p), 1 - percent / 100)
+    calls = [
+        (metrics.size_auc, floats(p), None),
+        (metrics.observed_fuzziness, floats(p), y),
+        (metrics.coverage, sets, y),
+    ]
+    for metric, values, truth in calls:
+        points = metrics.per_object(metric, values, truth)
+        assert points.shape == (len(p),)
+        assert_close(metric(values, *([] if truth is None else [truth])), literal_mean(points), len(p[0]), len(p))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_labels_that_leave_are_counted(m, n_classes, n_levels, random):
+    sets = [[[random.random() < 0.6 for _ in range(n_levels)] for _ in range(n_classes)] for _ in range(m)]
+    points = []
+    for labels in sets:
+        points.append(sum(any(a and not b for a, b in pairwise(path)) for path in labels))
+    assert_close(metrics.nestedness_violations(sets), literal_mean(points), n_classes, m)
+
+
+@settings(deadline=None)
+@given(problems(), st.lists(st.integers(1, 99), min_size=1, max_size=5))
+def test_sets_of_p_values_are_nested(problem, percents):
+    levels = np.sort(percents) / 100
+    assert metrics.nestedness_violations(prediction_sets(floats(problem[0]), levels)).value == 0
+
+
+samples = st.lists(st.integers(-50, 50), min_size=2, max_size=12)
+
+
+@settings(deadline=None)
+@given(samples, samples)
+def test_welch_equals_its_formula(a, b):
+    """t and the degrees of freedom from exact fractions; the p-value by integrating Student's density."""
+    n, m = len(a), len(b)
+    ma, mb = Fraction(sum(a), n), Fraction(sum(b), m)
+    va, vb = sum((x - ma) ** 2 for x in a) / (n - 1) / n, sum((x - mb) ** 2 for x in b) / (m - 1) / m
+    if va + vb == 0:
+        with pytest.raises(ValueError, match="do not vary"):
+            metrics.welch(a, b)
+        return
+    t = float(ma - mb) / math.sqrt(va + vb)
+    df = float((va + vb) ** 2 / (va**2 / (n - 1) + vb**2 / (m - 1)))
+    result = metrics.welch(a, b)
+    # Means are off by 12 · 50 · EPS at most, and the standard error of 12 whole numbers that vary is at least 1/12.
+    assert result.statistic == pytest.approx(t, rel=1e-11, abs=1e-11)
+    assert result.df == pytest.approx(df, rel=1e-11)
+    assert result.pvalue == pytest.approx(student_below(t, df), abs=1e-6)
+
+
+def student_below(t, df):
+    """P(T < t) of Student's distribution by Simpson's rule in the angle, where the integral is finite: x = √df · tan φ."""
+    steps = 2000
+    top = math.atan(t / math.sqrt(df))
+    constant = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
+    h = top / steps
+    inner = sum((4 if k % 2 else 2) * math.cos(k * h) ** (df - 1) for k in range(1, steps))
+    return 0.5 + constant * h / 3 * (1 + inner + math.cos(top) ** (df - 1))
+
+
+def test_welch_rejects_as_often_as_it_says_and_sees_a_difference():
+    """2,000 pairs of samples of unequal variance: with equal means the p-values are uniform, with a smaller mean they are small."""
+    rng = np.random.default_rng(0)
+    equal = np.array([metrics.welch(rng.normal(0, 1, 30), rng.normal(0, 3, 60)).pvalue for _ in range(2000)])
+    for alpha in (0.05, 0.1, 0.5):
+        # four standard errors of a share of 2,000, and 0.005 because Welch's degrees of freedom are an approximation
+        assert abs((equal < alpha).mean() - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / 2000) + 0.005
+    smaller = [metrics.welch(rng.normal(-2, 1, 30), rng.normal(0, 3, 60)).pvalue for _ in range(200)]
+    larger = [metrics.welch(rng.normal(2, 1, 30), rng.normal(0, 3, 60)).pvalue for _ in range(200)]
+    assert np.median(smaller) < 0.001 and np.median(larger) > 0.999
+
+
 def test_standard_error_of_one_point_is_nan_without_a_warning():
     assert math.isnan(metrics.mean_size([[True, False]]).se)
 
@@ -183,10 +302,11 @@ def test_estimate_prints_and_converts():
 
 P, SETS = np.array([[0.5, 0.1], [0.2, 0.9]]), np.array([[True, False], [True, True]])
 SET_METRICS = [metrics.mean_size, metrics.empty_rate, metrics.singleton_rate]
-TRUTH_METRICS = [metrics.coverage, metrics.error_rate, metrics.class_coverage]
+TRUTH_METRICS = [metrics.coverage, metrics.error_rate, metrics.class_coverage, metrics.size_stratified_coverage]
 P_METRICS = [metrics.size_auc, metrics.fuzziness, lambda p: metrics.size_curve(p, [0.1])]
 CALLS_ON_SETS = [*SET_METRICS, *((lambda s, f=f: f(s, [0, 1])) for f in TRUTH_METRICS)]
-CALLS_ON_P = [*P_METRICS, *((lambda p, f=f: f(p, [0, 1])) for f in (metrics.observed_fuzziness, metrics.summary))]
+TRUTH_P_METRICS = [metrics.observed_fuzziness, metrics.summary, metrics.vovk_criteria]
+CALLS_ON_P = [*P_METRICS, *((lambda p, f=f: f(p, [0, 1])) for f in TRUTH_P_METRICS)]
 
 
 @pytest.mark.parametrize("call", CALLS_ON_SETS)
@@ -249,5 +369,13 @@ def test_bad_options():
     with pytest.raises(ValueError, match=r"lo and hi must"):
         metrics.size_auc(P, 0.2, 0.1)
     for level in (0, 1, 90, float("nan"), [0.8, 0.9], "high"):
-        with pytest.raises(ValueError, match=r"confidence_level must be one number"):
-            metrics.summary(P, [0, 1], confidence_level=level)
+        for metric, values in ((metrics.summary, P), (metrics.vovk_criteria, P), (metrics.class_coverage_gap, SETS)):
+            with pytest.raises(ValueError, match=r"confidence_level must be one number"):
+                metric(values, [0, 1], confidence_level=level)
+    with pytest.raises(ValueError, match=r"sets must have shape \(m, C, L\)"):
+        metrics.nestedness_violations(SETS)
+    with pytest.raises(ValueError, match=r"y must hold one label for each of the 2 points"):
+        metrics.per_object(metrics.coverage, SETS, [0])
+    for sample in ([1.0], [[1.0, 2.0]], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match=r"values_b must hold at least two finite numbers"):
+            metrics.welch([1.0, 2.0], sample)

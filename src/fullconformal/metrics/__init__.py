@@ -1,0 +1,62 @@
+"""How good prediction sets and p-values are: each number with its standard error.
+
+Metrics of sets take a boolean array (m, C), metrics of p-values take floats (m, C); those that need the truth take the
+labels ``y`` (m,) and ``classes`` (C,), the label of each column (0, ..., C - 1 unless given).
+
+Where a method has no p-values, the largest ε at which a label is still in the set (``predict_epsilon``) takes their place.
+"""
+
+from fullconformal.metrics.base import Curve, Estimate, per_object
+from fullconformal.metrics.conditional import (
+    Gap,
+    Slab,
+    Strata,
+    class_coverage,
+    class_coverage_gap,
+    size_stratified_coverage,
+    worst_slice_coverage,
+)
+from fullconformal.metrics.efficiency import (
+    fuzziness,
+    observed_fuzziness,
+    size_auc,
+    size_curve,
+    summary,
+    vovk_criteria,
+)
+from fullconformal.metrics.marginal import (
+    coverage,
+    empty_rate,
+    error_rate,
+    mean_size,
+    nestedness_violations,
+    singleton_rate,
+)
+from fullconformal.metrics.significance import Welch, welch
+
+__all__ = [
+    "Curve",
+    "Estimate",
+    "Gap",
+    "Slab",
+    "Strata",
+    "Welch",
+    "class_coverage",
+    "class_coverage_gap",
+    "coverage",
+    "empty_rate",
+    "error_rate",
+    "fuzziness",
+    "mean_size",
+    "nestedness_violations",
+    "observed_fuzziness",
+    "per_object",
+    "singleton_rate",
+    "size_auc",
+    "size_curve",
+    "size_stratified_coverage",
+    "summary",
+    "vovk_criteria",
+    "welch",
+    "worst_slice_coverage",
+]

@@ -1,0 +1,140 @@
+"""What the metrics share: an estimate with its standard error, and checks of what users give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Estimate(NamedTuple):
+    """A mean and its standard error (NaN where there is one point only).
+
+    Examples
+    --------
+    >>> print(Estimate(0.9031, 0.0117))
+    0.903 ± 0.012
+    >>> float(Estimate(0.9031, 0.0117))
+    0.9031
+    """
+
+    value: float
+    se: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ± {self.se:.3f}"
+
+
+class Curve(NamedTuple):
+    """Means ``value`` (L,) and their standard errors ``se`` (L,) at ``epsilons`` (L,)."""
+
+    epsilons: FloatArray
+    value: FloatArray
+    se: FloatArray
+
+
+def per_object(
+    metric: Callable[..., Estimate], values: npt.ArrayLike, y: npt.ArrayLike | None = None, **options: Any
+) -> FloatArray:
+    """The numbers (m,) whose mean a metric is: the metric of each object alone.
+
+    Parameters
+    ----------
+    metric : callable
+        A metric that is a mean over the objects, such as `size_auc` or `coverage`.
+    values : array (m, C)
+        p-values or sets, whichever the metric takes.
+    y : array (m,), optional
+        True labels, where the metric needs them.
+    **options
+        Passed on to the metric.
+
+    Examples
+    --------
+    >>> from fullconformal import metrics
+    >>> metrics.per_object(metrics.fuzziness, [[0.5, 0.25], [0.7, 0.0]])
+    array([0.25, 0.  ])
+    """
+    values = np.asarray(values)
+    if y is None:
+        return np.array([metric(row[None], **options).value for row in values])
+    y = np.asarray(y)
+    if y.shape != values.shape[:1]:
+        raise ValueError(f"y must hold one label for each of the {len(values)} points, got shape {y.shape}.")
+    return np.array([metric(row[None], y[i : i + 1], **options).value for i, row in enumerate(values)])
+
+
+def mean(values: npt.NDArray[Any]) -> Estimate:
+    """Mean of values (m,) and its standard error."""
+    m = len(values)
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(m)) if m > 1 else float("nan"))
+
+
+def covered(
+    sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None
+) -> tuple[BoolArray, npt.NDArray[np.intp], list[Any]]:
+    """Whether each set holds its true label (m,), the column of that label (m,), and the labels of the columns."""
+    sets = check_sets(sets)
+    codes, labels = encode(y, classes, sets.shape)
+    return sets[np.arange(len(sets)), codes], codes, labels
+
+
+def encode(
+    y: npt.ArrayLike, classes: npt.ArrayLike | None, shape: tuple[int, ...]
+) -> tuple[npt.NDArray[np.intp], list[Any]]:
+    """Column of each label (m,), and the label of each column, for an array of shape (m, C)."""
+    m, n_classes = shape
+    labels = list(range(n_classes)) if classes is None else np.asarray(classes).ravel().tolist()
+    column = {label: k for k, label in enumerate(labels)}
+    if len(labels) != n_classes or len(column) != n_classes:
+        raise ValueError(
+            f"classes must hold {n_classes} distinct labels, one for each column, got {labels}; pass clf.classes_."
+        )
+    y = np.asarray(y)
+    if y.shape != (m,):
+        raise ValueError(f"y must hold one label for each of the {m} points, shape ({m},), got shape {y.shape}.")
+    unseen = list(dict.fromkeys(label for label in y.tolist() if label not in column))
+    if unseen:
+        more = f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""
+        raise ValueError(
+            f"y holds labels that are not among the classes: {unseen[:5]}{more}; the classes are {labels}. "
+            "Remove these points, or pass classes=clf.classes_ where the columns carry other labels."
+        )
+    return np.array([column[label] for label in y.tolist()], dtype=np.intp), labels
+
+
+def check_sets(sets: npt.ArrayLike, *, levels: bool = False) -> BoolArray:
+    """Sets (m, C), or (m, C, L) where levels are meant, or an error that says what is wrong with them."""
+    sets = np.asarray(sets)
+    if sets.dtype != np.bool_:
+        raise ValueError(
+            f"sets must be boolean, got {sets.dtype}; turn p-values into sets with prediction_sets(p, level)."
+        )
+    if sets.ndim != 2 + levels:
+        if levels:
+            raise ValueError(f"sets must have shape (m, C, L), the last axis for L levels, got {sets.shape}.")
+        several = "; for one of several levels pass sets[:, :, k]" if sets.ndim == 3 else ""
+        raise ValueError(
+            f"sets must have shape (m, C), one row a point and one column a label, got {sets.shape}{several}."
+        )
+    if 0 in sets.shape:
+        raise ValueError(f"sets is empty, shape {sets.shape}; pass at least one point and one label.")
+    return sets
+
+
+def check_level(confidence_level: Any) -> float:
+    """One confidence level in (0, 1), or an error."""
+    if not np.isscalar(confidence_level) or isinstance(confidence_level, str) or not 0 < confidence_level < 1:  # type: ignore[operator]
+        raise ValueError(
+            f"confidence_level must be one number strictly between 0 and 1, got {confidence_level!r}; "
+            "call once for each level."
+        )
+    return float(confidence_level)  # type: ignore[arg-type]

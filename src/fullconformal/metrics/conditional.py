@@ -1,0 +1,225 @@
+"""Coverage within parts of the data: of each label, of each set size, and of the worst slab of the object space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fullconformal.metrics.base import BoolArray, Estimate, FloatArray, check_level, check_sets, covered, mean
+
+BLOCK = 2_000_000  # projections held at a time
+
+
+class Gap(NamedTuple):
+    """Distance of coverage from the level: its ``mean`` over the labels, the ``worst``, and the ``label`` of the worst."""
+
+    mean: Estimate
+    worst: Estimate
+    label: Any
+
+
+class Strata(NamedTuple):
+    """``coverage`` and number of ``points`` by stratum, and the stratum that is ``worst`` covered."""
+
+    coverage: dict[Any, Estimate]
+    points: dict[Any, int]
+    worst: Any
+
+
+class Slab(NamedTuple):
+    """The slab lo ≤ ``direction``·x ≤ hi; ``coverage`` and number of the ``points`` in it, of those that did not choose it."""
+
+    coverage: Estimate
+    points: int
+    direction: FloatArray
+    lo: float
+    hi: float
+
+
+def class_coverage(sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> dict[Any, Estimate]:
+    """Coverage among the points of each label; labels absent from ``y`` are left out.
+
+    Examples
+    --------
+    >>> result = class_coverage([[True, False], [False, True]], ["no", "no"], classes=["no", "yes"])
+    >>> {label: str(estimate) for label, estimate in result.items()}
+    {'no': '0.500 ± 0.500'}
+    """
+    hit, codes, labels = covered(sets, y, classes)
+    return {labels[k]: mean(hit[codes == k]) for k in np.unique(codes)}
+
+
+def class_coverage_gap(
+    sets: npt.ArrayLike, y: npt.ArrayLike, confidence_level: float = 0.9, classes: npt.ArrayLike | None = None
+) -> Gap:
+    """|coverage of a label − confidence_level|: the mean over the labels found in ``y``, and the worst.
+
+    The standard errors are those of the coverages (a gap is never negative, so near 0 it is biased upwards, the more the fewer the points;
+    the worst of several is, too).
+
+    Examples
+    --------
+    >>> gap = class_coverage_gap([[True, False], [True, False], [True, True], [False, True]], [0, 0, 1, 0], 0.9)
+    >>> print(gap.mean, "|", gap.worst, "|", gap.label)
+    0.167 ± nan | 0.233 ± 0.333 | 0
+    """
+    level = check_level(confidence_level)
+    by_label = class_coverage(sets, y, classes)
+    gaps = {label: Estimate(abs(found.value - level), found.se) for label, found in by_label.items()}
+    worst = max(gaps, key=lambda label: gaps[label].value)
+    values, errors = np.array(list(gaps.values())).T
+    return Gap(Estimate(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(gaps))), gaps[worst], worst)
+
+
+def size_stratified_coverage(
+    sets: npt.ArrayLike,
+    y: npt.ArrayLike,
+    bins: Sequence[int] | None = None,
+    classes: npt.ArrayLike | None = None,
+) -> Strata:
+    """Coverage among the sets of each size; sizes that do not occur are left out.
+
+    Parameters
+    ----------
+    sets : bool array (m, C)
+    y : array (m,)
+        True labels.
+    bins : sequence of int, optional
+        The smallest size of each bin, increasing from 0: (0, 2, 5) for the sizes 0 to 1, 2 to 4, and 5 to C. Strata are then named by
+        the pair (smallest, largest size). Without bins every size is a stratum, and empty sets, which never cover, are the worst.
+    classes : array (C,), optional
+        The label of each column.
+
+    Examples
+    --------
+    >>> sets = [[True, False, False], [False, True, False], [True, True, False], [True, True, True]]
+    >>> strata = size_stratified_coverage(sets, [0, 0, 1, 2], bins=(0, 2))
+    >>> {sizes: str(estimate) for sizes, estimate in strata.coverage.items()}
+    {(0, 1): '0.500 ± 0.500', (2, 3): '1.000 ± 0.000'}
+    >>> strata.worst
+    (0, 1)
+    """
+    hit = covered(sets, y, classes)[0]
+    sets = check_sets(sets)
+    size, n_classes = sets.sum(axis=1), sets.shape[1]
+    if bins is None:
+        names: list[Any] = list(range(n_classes + 1))
+        stratum = size
+    else:
+        edges = _check_bins(bins, n_classes)
+        names = list(zip(edges, [edge - 1 for edge in edges[1:]] + [n_classes], strict=True))
+        stratum = np.searchsorted(edges, size, side="right") - 1
+    found = np.unique(stratum).tolist()
+    by_size = {names[k]: mean(hit[stratum == k]) for k in found}
+    points = {names[k]: int((stratum == k).sum()) for k in found}
+    return Strata(by_size, points, min(by_size, key=lambda name: by_size[name].value))
+
+
+def worst_slice_coverage(
+    X: npt.ArrayLike,
+    sets: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    delta: float = 0.1,
+    n_directions: int = 1000,
+    classes: npt.ArrayLike | None = None,
+    random_state: Any = 0,
+) -> Slab:
+    """Coverage in the worst slab {x : lo ≤ v·x ≤ hi} that holds a share delta of the points (Cauchois et al. 2021).
+
+    The worst of all slabs along random directions v is sought on one half of the points, and its coverage measured on the other, so that
+    it is not low merely because it was chosen for that. Directions do not know the scales of the features: standardise X.
+
+    Parameters
+    ----------
+    X : array (m, d)
+        Objects.
+    sets : bool array (m, C)
+    y : array (m,)
+        True labels.
+    delta : float, default=0.1
+        Least share of the points that a slab must hold.
+    n_directions : int, default=1000
+    classes : array (C,), optional
+        The label of each column.
+    random_state : int, Generator or None, default=0
+        Seeds the halves and the directions.
+
+    Returns
+    -------
+    Slab
+        Its coverage is NaN where no point of the other half lies in it.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).uniform(-1, 1, size=(2000, 2))
+    >>> sets = np.stack([X[:, 0] < 0.5, X[:, 0] > 0.5], axis=1)  # misses the label 0 on the right
+    >>> slab = worst_slice_coverage(X, sets, np.zeros(2000, dtype=int))
+    >>> print(slab.coverage)
+    0.000 ± 0.000
+    """
+    hit = covered(sets, y, classes)[0]
+    X = np.asarray(X, dtype=np.float64)
+    m = len(hit)
+    if X.ndim != 2 or len(X) != m or not np.isfinite(X).all():
+        raise ValueError(f"X must hold {m} finite objects, shape ({m}, d), got shape {X.shape}; flatten images.")
+    if not 0 < delta <= 1 or delta * m < 4:
+        raise ValueError(
+            f"delta={delta!r} is not allowed: give a share in (0, 1] that leaves at least 4 of the {m} points in a slab."
+        )
+    if n_directions < 1:
+        raise ValueError(f"n_directions={n_directions!r} is not allowed; give a whole number ≥ 1.")
+    rng = np.random.default_rng(random_state)
+    one, other = np.array_split(rng.permutation(m), 2)
+    directions = rng.normal(size=(n_directions, X.shape[1]))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    k, lo, hi = _worst_slab(directions, X[one], hit[one], int(np.ceil(delta * len(one))))
+    z = X[other] @ directions[k]
+    inside = hit[other][(lo <= z) & (z <= hi)]
+    found = mean(inside) if len(inside) else Estimate(float("nan"), float("nan"))
+    return Slab(found, len(inside), directions[k], lo, hi)
+
+
+def _worst_slab(directions: FloatArray, X: FloatArray, hit: BoolArray, least: int) -> tuple[int, float, float]:
+    """Direction (its number), lo and hi of the slab of at least `least` points of X (n, d) whose mean of hit (n,) is smallest.
+
+    Dinkelbach's method, in whole numbers: a slab has a mean below a/b where its sum of b·hit − a is negative, and prefix sums find the
+    smallest such sum over all slabs in one pass. That slab's mean is the next a/b, until no sum is negative.
+    """
+    n, a = len(hit), int(hit.sum())
+    b, best = n, (0, -np.inf, np.inf)  # to begin with, the slab of everything
+    never = np.iinfo(np.int64).min // 4
+    rows = max(1, BLOCK // n)
+    for start in range(0, len(directions), rows):
+        z = directions[start : start + rows] @ X.T
+        order = z.argsort(axis=1)
+        z = np.take_along_axis(z, order, axis=1)
+        hits = np.pad(hit[order].cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))  # among the first 0, ..., n
+        edge = np.pad(z[:, 1:] > z[:, :-1], ((0, 0), (1, 1)), constant_values=True)  # equal points are not parted
+        while True:
+            total = b * hits - a * np.arange(n + 1)
+            left = np.where(edge, total, never)
+            sums = total[:, least:] - np.maximum.accumulate(left, axis=1)[:, : n + 1 - least]
+            sums[~edge[:, least:]] = 0
+            row, j = divmod(int(sums.argmin()), sums.shape[1])
+            if sums[row, j] >= 0:
+                break
+            i = int(left[row, : j + 1].argmax())
+            j += least
+            a, b = int(hits[row, j] - hits[row, i]), j - i
+            best = start + row, float(z[row, i]), float(z[row, j - 1])
+    return best
+
+
+def _check_bins(bins: Sequence[int], n_classes: int) -> list[int]:
+    edges = np.asarray(bins)
+    good = edges.ndim == 1 and edges.size and np.issubdtype(edges.dtype, np.integer)
+    if not good or edges[0] != 0 or (np.diff(edges) <= 0).any() or edges[-1] > n_classes:
+        raise ValueError(
+            f"bins must be whole numbers that increase from 0 to at most {n_classes}, the smallest size of each bin, got {bins!r}; "
+            "for example (0, 2, 5)."
+        )
+    return [int(edge) for edge in edges]
