@@ -6,7 +6,8 @@ import torch
 from cases import CURVATURES, MODELS, draw
 
 from fullconformal import FullConformalClassifier
-from fullconformal.models import mlp
+from fullconformal.models import Autoencoder, cnn, mlp
+from fullconformal.models.stacked import Job, Recipe, hold_out, squared_errors, train_stacked
 from fullconformal.problem import Problem
 from fullconformal.scores.base import count_scores, prepare
 from fullconformal.scores.direct import direct
@@ -62,3 +63,27 @@ def test_a_network_trains_on_the_gpu_by_default():
     clf = FullConformalClassifier(mlp(5, (8,), 3), max_epochs=5, random_state=0).fit(X, y)
     assert clf._engine.problem.X.is_cuda
     assert clf.predict_p(X[:7]).shape == (7, 3)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_networks_trained_together_are_those_of_the_cpu(kind):
+    shape = (6,) if kind == "mlp" else (1, 8, 8)
+    factory = (lambda: mlp(6, (8,), 3)) if kind == "mlp" else (lambda: cnn((1, 8, 8), 3, (2,), 3, 2, 2))
+    X = torch.randn(1, 90, *shape, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.arange(90) % 3
+    jobs = [Job(seed, *hold_out(torch.arange(90), 0.2, seed)) for seed in range(5)]
+    found = {
+        device: train_stacked(factory, X.to(device), y.to(device), jobs, {}, Recipe(0.02, 16, 15, patience=3))
+        for device in ("cpu", "cuda")
+    }
+    for a, b in zip(found["cpu"], found["cuda"], strict=True):
+        assert a.epochs == b.epochs
+        for one, other in zip(a.model.parameters(), b.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other.cpu(), rtol=1e-7, atol=1e-8)
+
+
+def test_dropout_differs_from_step_to_step_in_a_recorded_graph():
+    X = torch.rand(200, 12, device="cuda")
+    jobs = [Job(seed, *hold_out(torch.arange(200), 0.2, seed)) for seed in range(2)]
+    found = train_stacked(lambda: Autoencoder(12, 2, (16,)), X[None], X, jobs, {}, Recipe(1e-2, 20, 30), squared_errors)
+    assert all(t.loss < float(X.var()) for t in found)

@@ -170,14 +170,15 @@ def test_spoilt_tables_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ny_2018.csv.gz is no complete gzip file"):
         data.load_acsincome(tmp_path)
     lines = gzip.decompress(whole).decode().splitlines()
-    for change, message in [
-        (lambda: [*lines[:5], "1,2,x,4,5,6,7,8,9,10,1"], "data row 5 of 5 lacks a number"),
-        (lambda: [*lines[:5], "1,2,3"], "data row 5 of 5"),
-        (lambda: [*lines[:5], "1,2,3,4,5,6,7,8,9,10,2"], "neither 0 nor 1"),
-        (lambda: [lines[0].replace("WKHP", "HOURS"), *lines[1:]], "lacks the column WKHP"),
-        (lambda: [], "is no csv file"),
+    for changed, message in [
+        ([*lines[:5], "1,2,x,4,5,6,7,8,9,10,1"], r"corrupted: could not convert string 'x' .* row 4"),
+        ([*lines[:5], "1,2,3"], "corrupted: the number of columns changed from 11 to 3 at row 5"),
+        ([*lines[:5], "1,2,3,4,5,6,7,8,9,10,2"], "data row 4 has a label that is neither 0 nor 1"),
+        ([lines[0].replace("WKHP", "HOURS"), *lines[1:]], "lacks the column WKHP; its first line is 'AGEP"),
+        (lines[:1], "truncated: it has a header and no rows"),
+        ([], "lacks the column AGEP"),
     ]:
-        path.write_bytes(gzip.compress("\n".join(change()).encode()))
+        path.write_bytes(gzip.compress("\n".join(changed).encode()))
         with pytest.raises(ValueError, match=message):
             data.load_acsincome(tmp_path)
 

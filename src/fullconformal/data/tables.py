@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
-from fullconformal.data.base import Dataset, data_folder, locate, read_bytes
+from fullconformal.data.base import Array, Dataset, data_folder, locate, read_bytes
 
 ACS_FEATURES = ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P")
 ACS_TARGET = "PINCP_over_50000"
@@ -100,23 +100,23 @@ def load_acsincome(
     return Dataset("ACSIncome", X[train], y[train], X[test], y[test], ("≤ 50,000", "> 50,000"), ACS_FEATURES, note)
 
 
-def _acs_table(root: Any) -> tuple[Any, Any]:
+def _acs_table(root: Path) -> tuple[Array, Array]:
     """Features (n, 10) and labels (n,) of all rows, checked."""
-    import pandas as pd
-
     path = locate(root, "acsincome", ("ny_2018.csv", "ny_2018.csv.gz"), ACS_HELP)
-    try:
-        frame = pd.read_csv(io.BytesIO(read_bytes(path)))
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no csv file ({error}); get the file again.") from error
-    missing = [name for name in (*ACS_FEATURES, ACS_TARGET) if name not in frame]
+    lines = read_bytes(path).decode("latin-1").splitlines()
+    header = lines[0].split(",") if lines else []
+    missing = [name for name in (*ACS_FEATURES, ACS_TARGET) if name not in header]
     if missing:
-        raise ValueError(f"{path} lacks the column {missing[0]}; found {', '.join(map(str, frame.columns))}.")
-    table = frame[[*ACS_FEATURES, ACS_TARGET]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+        raise ValueError(f"{path} lacks the column {missing[0]}; its first line is {','.join(header)[:100]!r}.")
+    if len(lines) < 2:
+        raise ValueError(f"{path} is truncated: it has a header and no rows; get the file again.")
+    try:
+        table = np.loadtxt(lines[1:], delimiter=",", ndmin=2)[:, [header.index(n) for n in (*ACS_FEATURES, ACS_TARGET)]]
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path} is corrupted: {error} (data rows from 0); get the file again.") from error
     bad = ~np.isfinite(table).all(1) | ~np.isin(table[:, -1], (0.0, 1.0))
     if bad.any():
         raise ValueError(
-            f"{path} is corrupted: data row {int(bad.argmax()) + 1} of {len(table):,} lacks a number, or its label is neither 0 nor 1; "
-            "get the file again."
+            f"{path} is corrupted: data row {int(bad.argmax())} has a label that is neither 0 nor 1; get the file again."
         )
     return table[:, :-1], table[:, -1].astype(np.int64)

@@ -130,8 +130,9 @@ def count_scores(
     n_classes = problem.logits(X[:1]).shape[1]
     width = max([b.o for b in problem.blocks]) + 8 * n_classes
     limit = max(1, training.memory // 16 // (width * X.element_size()))
-    k = max(1, min(problem.n, 512, limit))  # blocks that stay in the cache
-    m = max(1, min(len(X), 128, limit // k))
+    most = (512, 128) if X.device.type == "cpu" else (2**14, 2**10)  # blocks that stay in the cache; few launches
+    k = max(1, min(problem.n, most[0], limit))
+    m = max(1, min(len(X), most[1], limit // k))
     slack, eps = training.slack, rounding(problem)
     greater, equal = [], []
     for start in range(0, len(X), m):
