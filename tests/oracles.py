@@ -130,3 +130,22 @@ def fractional(M: Tensor, exponent: float) -> Tensor:
     """A real power of a matrix with positive eigenvalues, by its (non-symmetric) eigendecomposition."""
     values, vectors = torch.linalg.eig(M)
     return (vectors @ torch.diag(values**exponent) @ torch.linalg.inv(vectors)).real
+
+
+def label_score(pi, y: int, score: str, u: float = 0.0, k_reg: int = 0, lambda_reg: float = 0.0) -> float:
+    """The score of label y from the probabilities pi of one object, label by label; ties ranked by the order of labels."""
+    if score == "loss":
+        return -np.log(pi[y])
+    if score == "lac":
+        return 1 - pi[y]
+    if score == "margin":
+        return max(pi[k] for k in range(len(pi)) if k != y) - pi[y]
+    before = [k for k in range(len(pi)) if pi[k] > pi[y] or (pi[k] == pi[y] and k < y)]
+    total = sum(pi[k] for k in before) + pi[y] - u * pi[y]
+    return total + (lambda_reg * max(0, len(before) + 1 - k_reg) if score == "raps" else 0.0)
+
+
+def plus_rule(scores, by_models, epsilon: float) -> bool:
+    """CV+ and jackknife+ of one label: #{i : s_i < s^(−k(i))(x, y)} < (1 − ε)(n + 1), scores (n,) of points and of the label (n,)."""
+    smaller = sum(own < other for own, other in zip(scores, by_models, strict=True))
+    return smaller < (1 - epsilon) * (len(scores) + 1) - 1e-9

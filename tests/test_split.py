@@ -1,13 +1,28 @@
-"""Split conformal prediction against its definition."""
+"""Split and aggregated conformal prediction against their definitions."""
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_iris
+from oracles import label_score
+from sklearn.datasets import load_iris, make_classification
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import train_test_split
 
-from fullconformal import SplitConformalClassifier
+from fullconformal import AggregatedConformalClassifier, SplitConformalClassifier
 from fullconformal.models import mlp
+from fullconformal.scores.adaptive import LAMBDAS, SCORES
+
+pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+RAPS = {"k_reg": 1, "lambda_reg": 0.1}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Four classes that overlap: 400 points to learn from, 60 objects, and a model that has seen none of them."""
+    X, y = make_classification(
+        560, 6, n_informative=5, n_redundant=0, n_classes=4, n_clusters_per_class=1, class_sep=0.7, random_state=3
+    )
+    return X[:400], y[:400], X[400:460], LinearDiscriminantAnalysis().fit(X[460:], y[460:])
 
 
 @pytest.mark.parametrize("class_conditional", [False, True])
@@ -31,12 +46,118 @@ def test_p_values_equal_the_definition(class_conditional):
             assert abs(p[j, k] - (1 + sum(s >= own for s in compared)) / (1 + len(compared))) < 1e-12
 
 
-@pytest.mark.parametrize("own", ["logistic regression", "network"])
-def test_own_models(own):
-    X, y = load_iris(return_X_y=True)
-    estimator = None if own == "logistic regression" else mlp(4, (5,), 3, "tanh")
-    clf = SplitConformalClassifier(estimator, max_epochs=20, random_state=0).fit(X, y)
-    assert clf.predict_set(X, 0.9).shape == (150, 3)
-    assert np.allclose(clf.predict_proba(X).sum(1), 1)
-    assert (clf.predict(X) == y).mean() > 0.6
-    assert (clf.predict_p(X, smoothing=True) <= clf.predict_p(X)).all()
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("class_conditional", [False, True])
+def test_every_score_ranks_by_its_definition(score, class_conditional, data):
+    X, y, objects, model = data
+    clf = SplitConformalClassifier(
+        model, prefit=True, conformity_score=score, randomized=False, class_conditional=class_conditional, **RAPS
+    ).fit(X, y)
+    options = RAPS if score == "raps" else {}
+    own = [label_score(row, label, score, **options) for row, label in zip(model.predict_proba(X), y, strict=True)]
+    p = clf.predict_p(objects)
+    for j, row in enumerate(model.predict_proba(objects)):
+        for k in range(4):
+            tau = label_score(row, k, score, **options)
+            compared = [s for s, label in zip(own, y, strict=True) if label == k or not class_conditional]
+            # Scores of other points are never this close; those of last labels under APS tie up to rounding.
+            assert abs(p[j, k] - (1 + sum(s >= tau - 1e-12 for s in compared)) / (1 + len(compared))) < 1e-12
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("randomized", [False, True])
+def test_sets_are_those_of_the_quantile_rule(score, randomized, data):
+    """p > ε exactly where the score is at most the ⌈(1 − ε)(n + 1)⌉-th smallest calibration score."""
+    X, y, objects, model = data
+    clf = SplitConformalClassifier(
+        model, prefit=True, conformity_score=score, randomized=randomized, random_state=0, **RAPS
+    ).fit(X, y)
+    (ordered,) = clf._parts[0].ordered
+    scores = clf._scores(clf._parts[0].model(objects), clf._score_uniforms(objects))
+    for epsilon in (0.01, 0.05, 0.1, 0.25, 0.5, 0.9):
+        k = int(np.ceil((1 - epsilon) * 401 - 1e-9))
+        assert np.array_equal(clf.predict_set(objects, 1 - epsilon), scores <= ordered[k - 1])
+
+
+def test_randomised_scores_are_a_function_of_the_seed_and_the_object(data):
+    X, y, objects, model = data
+
+    def make(seed):
+        clf = SplitConformalClassifier(model, prefit=True, conformity_score="aps", random_state=seed)
+        return clf.fit(X, y)
+
+    clf = make(0)
+    p = clf.predict_p(objects)
+    assert np.array_equal(p, make(0).predict_p(objects))
+    assert np.array_equal(p[::-1], clf.predict_p(objects[::-1]))
+    assert not np.array_equal(p, make(1).predict_p(objects))
+    unseeded = make(None)
+    assert np.array_equal(unseeded.predict_p(objects), unseeded.predict_p(objects))
+    # The uniform that breaks ties is not the one that randomises the score.
+    assert abs(np.corrcoef(clf._score_uniforms(objects), clf._smoothing(objects, True)[:, 0])[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_sets_that_are_never_empty(score, data):
+    X, y, objects, model = data
+    options = {"prefit": True, "conformity_score": score, "random_state": 0, **RAPS}
+    clf = SplitConformalClassifier(model, allow_empty=False, **options).fit(X, y)
+    levels = (0.05, 0.3, 0.6, 0.9)
+    sets = clf.predict_set(objects, levels)
+    first = model.predict_proba(objects).argmax(1)
+    assert sets[np.arange(60), first].all() and (np.diff(sets.astype(int), axis=2) >= 0).all()
+    with pytest.raises(ValueError, match=r"never empty .*predict_epsilon"):
+        clf.predict_p(objects)
+    epsilon = clf.predict_epsilon(objects)
+    assert (epsilon[np.arange(60), first] == 1).all()
+    assert all(np.array_equal(epsilon > 1 - level + 1e-12, sets[:, :, i]) for i, level in enumerate(levels))
+    free = SplitConformalClassifier(model, **options).fit(X, y)
+    assert not free.predict_set(objects, 0.05).any(1).all()
+    if score in ("loss", "lac", "margin"):  # not randomised: the same sets, and the likeliest label
+        assert np.array_equal(sets, free.predict_set(objects, levels, allow_empty=False))
+
+
+def test_raps_is_tuned_on_points_that_do_not_calibrate(data):
+    X, y, _, model = data
+    clf = SplitConformalClassifier(model, prefit=True, conformity_score="raps", random_state=0).fit(X, y)
+    assert len(clf._parts[0].ordered[0]) == 400 - 120
+    assert 1 <= clf.k_reg_ <= 4 and clf.lambda_reg_ in LAMBDAS
+    given = SplitConformalClassifier(model, prefit=True, conformity_score="raps", random_state=0, **RAPS).fit(X, y)
+    assert (given.k_reg_, given.lambda_reg_, len(given._parts[0].ordered[0])) == (1, 0.1, 400)
+
+
+def test_prefit_takes_the_model_as_it_is(data):
+    X, y, objects, model = data
+    clf = SplitConformalClassifier(model, prefit=True).fit(X, y)
+    assert np.allclose(clf.predict_proba(objects), model.predict_proba(objects), rtol=1e-14)
+    few = SplitConformalClassifier(model, prefit=True).fit(X[y < 2], y[y < 2])  # calibration without two of the classes
+    assert few.predict_p(objects).shape == (60, 4) and list(few.classes_) == [0, 1, 2, 3]
+    net = mlp(6, (5,), 4, "tanh").eval()
+    before = [q.clone() for q in net.parameters()]
+    SplitConformalClassifier(net, prefit=True).fit(X.astype("float32"), y)
+    assert all((a == b).all() for a, b in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "median"])
+@pytest.mark.parametrize("class_conditional", [False, True])
+def test_aggregated_p_values_are_those_of_the_splits_combined(aggregation, class_conditional, data):
+    X, y, objects, _ = data
+    options = {"calibration_size": 0.3, "class_conditional": class_conditional}
+    clf = AggregatedConformalClassifier(
+        LinearDiscriminantAnalysis(), n_estimators=4, aggregation=aggregation, random_state=2, **options
+    ).fit(X, y)
+    rng = np.random.RandomState(2)
+    rng.randint(2**31)
+    single = []
+    for seed in rng.randint(2**31, size=4):
+        train, rest = train_test_split(np.arange(400), test_size=0.3, random_state=seed)
+        model = LinearDiscriminantAnalysis().fit(X[train], y[train])
+        split = SplitConformalClassifier(model, prefit=True, **options).fit(X[rest], y[rest])
+        single.append(split.predict_p(objects))
+    combined = np.mean(single, 0) if aggregation == "mean" else np.median(single, 0)
+    assert np.abs(clf.predict_p(objects) - combined).max() < 1e-12
+    assert (clf.predict_p(objects, smoothing=True) <= clf.predict_p(objects)).all()
+    two = AggregatedConformalClassifier(n_estimators=3, random_state=0, n_jobs=2).fit(X, y).predict_p(objects)
+    assert np.array_equal(
+        two, AggregatedConformalClassifier(n_estimators=3, random_state=0).fit(X, y).predict_p(objects)
+    )

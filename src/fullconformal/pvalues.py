@@ -65,8 +65,11 @@ def rank_counts(ordered: Sequence[FloatArray], tau: FloatArray) -> tuple[npt.NDA
     (array([[1, 0]]), array([[2, 0]]))
     """
     if len(ordered) == 1:
-        below, not_above = (np.searchsorted(ordered[0], tau, side) for side in ("left", "right"))
-        return len(ordered[0]) - not_above, not_above - below
+        n, below = len(ordered[0]), np.searchsorted(ordered[0], tau)
+        equal = np.zeros_like(below)
+        tied = np.append(ordered[0], np.inf)[below] == tau  # a second search where it is needed only
+        equal[tied] = np.searchsorted(ordered[0], tau[tied], "right") - below[tied]
+        return n - below - equal, equal
     parts = [rank_counts([group], column) for group, column in zip(ordered, tau.T, strict=True)]
     greater, equal = zip(*parts, strict=True)
     return np.stack(greater, axis=1), np.stack(equal, axis=1)

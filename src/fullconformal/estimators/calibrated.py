@@ -220,12 +220,12 @@ class CalibratedClassifier(ConformalClassifier):
         out: npt.NDArray[Any] = np.mean([np.exp(part.model(X)) for part in self._parts], axis=0)
         return out
 
-    def _scores(self, log_proba: FloatArray, uniform: FloatArray) -> FloatArray:
+    def _scores(self, log_proba: FloatArray, uniform: FloatArray | None) -> FloatArray:
         """Scores (m, C) of all labels."""
         return score_labels(
             log_proba,
             self.conformity_score,
-            uniform if self.randomized else None,
+            uniform if self._is_random else None,
             k_reg=getattr(self, "k_reg_", self.k_reg) or 0,
             lambda_reg=getattr(self, "lambda_reg_", self.lambda_reg) or 0.0,
             never_empty=not getattr(self, "allow_empty", True),
@@ -236,14 +236,18 @@ class CalibratedClassifier(ConformalClassifier):
         check_is_fitted(self)
         return self._checked(X, reset=False)
 
-    def _score_uniforms(self, X: Any) -> FloatArray:
-        """The uniforms (m,) of randomised scores."""
-        return self._uniform(X, 1, self._seed)[:, 0]
+    def _score_uniforms(self, X: Any) -> FloatArray | None:
+        """The uniforms (m,) of randomised scores; None where they are not."""
+        return self._uniform(X, 1, self._seed)[:, 0] if self._is_random else None
+
+    @property
+    def _is_random(self) -> bool:
+        return self.randomized and self.conformity_score in ("aps", "raps")
 
     def _smoothing(self, X: Any, smoothing: bool) -> FloatArray | None:
         """The uniforms (m, C) of smoothed p-values: others than those of the scores."""
         return self._uniform(X, len(self.classes_), self._seed + 1) if smoothing else None
 
-    def _counts(self, part: Calibrated, X: Any, uniform: FloatArray) -> tuple[Any, Any]:
+    def _counts(self, part: Calibrated, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         """Calibration points of a part above and tied with every candidate, (m, C) each."""
         return pvalues.rank_counts(part.ordered, self._scores(part.model(X), uniform))

@@ -28,7 +28,7 @@ class PooledClassifier(CalibratedClassifier):
 
     _remedy = "take other folds (n_folds, random_state)"
 
-    def _pooled(self, X: Any, uniform: FloatArray) -> tuple[Any, Any]:
+    def _pooled(self, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         """Points above and tied with every candidate, (m, C) each, over all folds."""
         counts = [self._counts(part, X, uniform) for part in self._parts]
         return np.sum([greater for greater, _ in counts], axis=0), np.sum([equal for _, equal in counts], axis=0)

@@ -123,7 +123,7 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
         X = self._objects(X)
         return super().predict_proba(X) if self._linear is None else np.exp(self._linear.engine.log_proba(X))
 
-    def _pooled(self, X: Any, uniform: FloatArray) -> tuple[Any, Any]:
+    def _pooled(self, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         if self._linear is None:
             return super()._pooled(X, uniform)
         n, n_classes = len(self._labels), len(self.classes_)
@@ -132,7 +132,7 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
         width = max(1, BLOCK // (n * n_classes))
         for at in range(0, len(X), width):
             log_proba = self._linear(X[at : at + width])
-            u = uniform[at : at + width].repeat(n)
+            u = None if uniform is None else uniform[at : at + width].repeat(n)
             tau = self._scores(log_proba.reshape(-1, n_classes), u).reshape(log_proba.shape)
             counts.append(pvalues.count(self._alpha[:, None], tau, 0.0, weight, axis=1))
         greater, equal = zip(*counts, strict=True)

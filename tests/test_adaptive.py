@@ -1,0 +1,87 @@
+"""Scores of labels against their literal definitions, and what is known of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import label_score
+
+from fullconformal.scores.adaptive import LAMBDAS, SCORES, aps, ranks, raps, score_labels, threshold, tune_raps
+
+# Small whole numbers make ties and zeros common; 2 to 6 labels, a few objects.
+weights = st.integers(2, 6).flatmap(
+    lambda c: st.lists(st.lists(st.integers(0, 4), min_size=c, max_size=c).filter(any), min_size=1, max_size=5)
+)
+
+
+def distributions(rows):
+    rows = np.array(rows, dtype=float)
+    return rows / rows.sum(1, keepdims=True)
+
+
+@settings(deadline=None)
+@given(weights, st.sampled_from(SCORES), st.floats(0, 1), st.integers(0, 4), st.floats(0, 2))
+def test_scores_equal_their_definitions(rows, score, u, k_reg, lambda_reg):
+    pi = distributions(rows)
+    with np.errstate(divide="ignore"):  # a probability of zero has an infinite loss
+        log_pi = np.log(pi)
+        got = score_labels(log_pi, score, np.full(len(pi), u), k_reg=k_reg, lambda_reg=lambda_reg)
+        # exp(log π) is π to about an ulp; sums of at most six such numbers.
+        pi = np.exp(log_pi)
+        wanted = [[label_score(row, y, score, u, k_reg, lambda_reg) for y in range(pi.shape[1])] for row in pi]
+    finite = np.isfinite(wanted)
+    assert np.array_equal(finite, np.isfinite(got))
+    assert np.abs(got[finite] - np.array(wanted)[finite]).max(initial=0) < 1e-14
+
+
+@settings(deadline=None)
+@given(weights, st.floats(0, 1))
+def test_adaptive_scores_grow_with_the_rank(rows, u):
+    """So sets of APS and RAPS are the likeliest labels up to some rank, at every level."""
+    pi = distributions(rows)
+    order, _ = ranks(pi)
+    for scores in (aps(pi, np.full(len(pi), u)), raps(pi, 1, 0.1, np.full(len(pi), u))):
+        assert (np.diff(np.take_along_axis(scores, order, 1), axis=1) >= -1e-15).all()
+
+
+@settings(deadline=None)
+@given(weights)
+def test_the_last_labels_tie_at_one(rows):
+    """Unrandomised, the last label of every object has the same score, not one that differs by rounding."""
+    pi = distributions(rows)
+    _, rank = ranks(pi)
+    assert (aps(pi)[rank == pi.shape[1] - 1] == 1.0).all()
+    assert (aps(pi)[pi == 0] == 1.0).all()
+
+
+def test_never_empty_leaves_the_first_label_unrandomised():
+    pi = np.array([[0.2, 0.5, 0.3]])
+    assert aps(pi, np.array([0.5]), never_empty=True)[0].tolist() == pytest.approx([0.9, 0.5, 0.65])
+    assert aps(pi, np.array([0.5]))[0].tolist() == pytest.approx([0.9, 0.25, 0.65])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.sampled_from([0.01, 0.05, 0.1, 0.2, 0.5]))
+def test_the_threshold_is_the_order_statistic(scores, epsilon):
+    k = next(k for k in range(1, len(scores) + 2) if k >= (1 - epsilon) * (len(scores) + 1) - 1e-9)
+    wanted = sorted(scores)[k - 1] if k <= len(scores) else np.inf
+    assert threshold(np.array(scores, dtype=float), epsilon) == wanted
+
+
+def test_raps_is_tuned_for_size():
+    rng = np.random.default_rng(0)
+    pi = rng.dirichlet(np.full(8, 0.3), size=300)
+    y = np.array([rng.choice(8, p=row) for row in pi])
+    u = rng.uniform(size=300)
+    k_reg, lambda_reg = tune_raps(pi, y, 0.1, u)
+    rank = [sorted(-row).index(-row[label]) + 1 for row, label in zip(pi, y, strict=True)]
+    assert k_reg == sorted(rank)[int(np.ceil(0.9 * 301)) - 1]
+
+    def size(value):
+        scores = np.array(
+            [[label_score(row, k, "raps", v, k_reg, value) for k in range(8)] for row, v in zip(pi, u, strict=True)]
+        )
+        return (scores <= np.sort(scores[np.arange(300), y])[int(np.ceil(0.9 * 301)) - 1]).sum()
+
+    assert lambda_reg == min(LAMBDAS, key=size)
+    assert tune_raps(pi, y, 0.1, u, k_reg=3, lambda_reg=0.7) == (3, 0.7)
