@@ -24,6 +24,7 @@ LAYERS = {
     "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint"],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},
+    "comparison": [*BELOW_ESTIMATORS, *SERVICES, "estimators"],
 }
 FREE = ["", "cli", "__main__"]  # the package's own __init__ and the command line may import everything
 

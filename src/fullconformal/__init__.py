@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fullconformal.comparison import compare
     from fullconformal.estimators.base import ConformalWarning
     from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
     from fullconformal.estimators.full import FullConformalClassifier
@@ -21,6 +22,7 @@ __all__ = [
     "FullConformalClassifier",
     "JackknifePlusClassifier",
     "SplitConformalClassifier",
+    "compare",
 ]
 
 # Imported when first asked for: the command line's --help must not wait for torch.
@@ -32,6 +34,7 @@ _HOMES = {
     "FullConformalClassifier": "fullconformal.estimators.full",
     "JackknifePlusClassifier": "fullconformal.estimators.jackknife",
     "SplitConformalClassifier": "fullconformal.estimators.split",
+    "compare": "fullconformal.comparison",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,19 @@ from fullconformal.sets import members
 
 BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8b5cb1", "#b03060")
+STYLES = ("-", "--", "-.")
 
 
-def plot_size_curve(p: Mapping[str, npt.ArrayLike], *, epsilons: npt.ArrayLike | None = None, ax: Any = None) -> Any:
+def plot_size_curve(
+    p: Mapping[str, npt.ArrayLike],
+    *,
+    epsilons: npt.ArrayLike | None = None,
+    levels: Iterable[float] = (),
+    ax: Any = None,
+) -> Any:
     """Mean set size against the significance level ε, with a band of one standard error; ``p`` maps a name to p-values (m, C).
+
+    Confidence levels that are to be marked are given as ``levels``.
 
     Examples
     --------
@@ -27,11 +36,14 @@ def plot_size_curve(p: Mapping[str, npt.ArrayLike], *, epsilons: npt.ArrayLike |
     """
     ax = _axes(ax)
     grid = np.linspace(0, 0.2, 201) if epsilons is None else np.asarray(epsilons, dtype=np.float64)
-    for (name, values), colour in zip(p.items(), COLOURS * len(p), strict=False):
+    for k, (name, values) in enumerate(p.items()):
+        colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
         curve = metrics.size_curve(values, grid)
-        ax.plot(grid, curve.value, color=colour, label=name, lw=1.8)
+        ax.plot(grid, curve.value, color=colour, label=name, lw=1.8, ls=style)
         ax.fill_between(grid, curve.value - curve.se, curve.value + curve.se, color=colour, alpha=0.15, lw=0)
     ax.axhline(1, color="0.6", lw=0.8, ls=":")
+    for level in levels:
+        ax.axvline(1 - level, color="0.6", lw=0.8, ls=":")
     ax.set(xlabel="significance level ε", ylabel="mean set size", xlim=(grid.min(), grid.max()), yscale="log")
     ax.set_yticks([size for size in (0.5, 1, 2, 5, 10, 20, 50, 100) if size <= 1.2 * ax.get_ylim()[1]])
     ax.yaxis.set_major_formatter("{x:g}")

@@ -1,0 +1,190 @@
+"""Fit several methods on the same data and measure them on the same objects."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import clone
+from sklearn.utils.validation import _num_samples, column_or_1d
+
+from fullconformal.estimators.base import progress_bar
+from fullconformal.estimators.full import FullConformalClassifier
+from fullconformal.estimators.split import SplitConformalClassifier
+from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
+from fullconformal.sets import check_levels, prediction_sets
+
+GRID = np.linspace(0.5, 0.99, 50)  # of levels, where nestedness is judged
+
+
+def compare(
+    methods: Mapping[str, Any] | Sequence[Any] | None,
+    X: Any,
+    y: Any,
+    X_test: Any,
+    y_test: Any,
+    levels: Sequence[float] = (0.8, 0.9, 0.95),
+    *,
+    estimator: Any = None,
+    random_state: Any = 0,
+    verbose: int = 0,
+) -> Comparison:
+    """Fit methods on the same data and measure them on the same objects.
+
+    Parameters
+    ----------
+    methods : mapping of name to conformal classifier, sequence of them, or None
+        They are cloned, not changed. None is full CP, split CP, RAPS and CV+.
+    X, y : array-like (n, ...), (n,)
+        Labelled data; every method makes of them what it needs.
+    X_test, y_test : array-like (m, ...), (m,)
+        Objects to predict, and their labels.
+    levels : sequence of float, default=(0.8, 0.9, 0.95)
+        Confidence levels.
+    estimator : optional
+        With ``methods=None``: the classifier that all of them wrap. None is the built-in logistic regression.
+    random_state : int, RandomState or None, default=0
+        With ``methods=None``: seeds them.
+    verbose : int, default=0
+        1 shows progress.
+
+    Returns
+    -------
+    Comparison
+        Prints as a table; ``to_frame()``, ``plot()`` and ``welch(a, b)`` do what they say. A method that fails is reported
+        there and does not stop the others.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from fullconformal import FullConformalClassifier, SplitConformalClassifier, compare
+    >>> X, y = load_iris(return_X_y=True)
+    >>> methods = {"full": FullConformalClassifier(), "split": SplitConformalClassifier(random_state=0)}
+    >>> comparison = compare(methods, X[::2], y[::2], X[1::2], y[1::2])
+    >>> comparison.welch("full", "split").pvalue < 0.1
+    True
+    """
+    named = _named(methods, estimator, random_state)
+    at = np.unique(check_levels(levels))
+    truth, classes = _check_labels(X, y, X_test, y_test)
+    records: list[Record] = []
+    p: dict[str, npt.NDArray[np.float64]] = {}
+    sets: dict[str, npt.NDArray[np.bool_]] = {}
+    errors: dict[str, Exception] = {}
+    for k, (name, method) in enumerate(named.items()):
+        with progress_bar(f"{name} ({k + 1} of {len(named)})", bool(verbose)) as progress:
+            if progress is not None:
+                progress(k, len(named))
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    p[name], sets[name], found = _run(name, method, (X, y), X_test, truth, at, classes, bool(verbose))
+                records += found
+            except Exception as error:  # whatever it is, the other methods are worth having
+                errors[name] = error
+        for warning in caught:
+            warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=2)
+    if len(errors) == len(named):
+        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in errors.items())
+        raise ValueError(f"every method failed. {told}") from next(iter(errors.values()))
+    return Comparison(list(named), at, truth, classes, records, p, sets, errors)
+
+
+def default_methods(estimator: Any = None, random_state: Any = 0) -> dict[str, Any]:
+    """The methods that `compare` takes where none are given, each around the same classifier."""
+    return {
+        "full CP": FullConformalClassifier(estimator, random_state=random_state),
+        "split": SplitConformalClassifier(estimator, random_state=random_state),
+    }
+
+
+def _run(
+    name: str,
+    method: Any,
+    data: tuple[Any, Any],
+    X_test: Any,
+    y_test: npt.NDArray[Any],
+    levels: npt.NDArray[np.float64],
+    classes: npt.NDArray[Any],
+    quiet: bool,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], list[Record]]:
+    """p (m, C), sets (m, C, L) and records of one method."""
+    method = _unfitted(method, quiet)
+    grid = np.union1d(levels, GRID)
+    start = time.perf_counter()
+    method.fit(*data)
+    fitted = time.perf_counter()
+    p, path = _predicted(method, X_test, grid)
+    seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
+    sets = path[:, :, np.searchsorted(grid, levels)]
+    records = measure(name, p, sets, path, y_test, levels, classes)
+    return p, sets, [*records, *(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())]
+
+
+def _predicted(
+    method: Any, X: Any, grid: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """p (m, C) and the sets (m, C, G) at a grid of levels."""
+    p = method.predict_p(X)
+    return p, prediction_sets(p, grid)
+
+
+def _unfitted(method: Any, quiet: bool) -> Any:
+    """A clone to be fitted; one that takes a fitted classifier as it is shares that, because clones are not fitted."""
+    fresh = clone(method)
+    if getattr(method, "prefit", False):
+        fresh.set_params(estimator=method.estimator)
+    if quiet and "verbose" in fresh.get_params(deep=False):
+        fresh.set_params(verbose=0)  # two progress bars would write over each other
+    return fresh
+
+
+def _named(methods: Any, estimator: Any, random_state: Any) -> dict[str, Any]:
+    """Methods by name, or an error that says which is none."""
+    if methods is None:
+        return default_methods(estimator, random_state)
+    if estimator is not None:
+        raise ValueError("estimator goes with methods=None; where methods are given, give it to each of them.")
+    if isinstance(methods, Mapping):
+        named = dict(methods)
+    elif isinstance(methods, Sequence) and not isinstance(methods, str):
+        named = {}
+        for method in methods:
+            kind = type(method).__name__.removesuffix("Classifier").removesuffix("Conformal")
+            number = sum(name.split(" ")[0] == kind for name in named) + 1
+            named[kind if number == 1 else f"{kind} {number}"] = method
+    else:
+        raise TypeError(
+            f"methods must be a mapping of names to conformal classifiers, or a list of them, got {type(methods).__name__}; "
+            "for example {'full': FullConformalClassifier(), 'split': SplitConformalClassifier()}."
+        )
+    if not named:
+        raise ValueError("methods is empty; give at least one conformal classifier, or None for the usual ones.")
+    for name, method in named.items():
+        usable = all(hasattr(method, verb) for verb in ("get_params", "fit", "predict_p", "predict_set"))
+        if not isinstance(name, str) or isinstance(method, type) or not usable:
+            raise TypeError(
+                f"methods[{name!r}] is {method!r}; give a name (a string) and a conformal classifier of this library, not yet "
+                "fitted, for example FullConformalClassifier()."
+            )
+    return named
+
+
+def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """True labels (m,) of the test objects and the classes (C,), or an error before anything is fitted."""
+    for (name, objects), (label_name, labels) in ((("X", X), ("y", y)), (("X_test", X_test), ("y_test", y_test))):
+        if _num_samples(objects) != _num_samples(labels):
+            raise ValueError(
+                f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; they must be as many."
+            )
+    classes = np.unique(column_or_1d(y))
+    truth = column_or_1d(y_test)
+    unseen = sorted(set(truth.tolist()) - set(classes.tolist()))
+    if unseen:
+        raise ValueError(
+            f"y_test holds labels unseen in y: {unseen[:5]}; the classes are {classes.tolist()}. Remove these points."
+        )
+    return truth, classes
