@@ -4,24 +4,27 @@
 
 The model is read as a *prefix* followed by a *tail* of dense layers. For a dense layer the Jacobian of the logits is an outer
 product, ∂f/∂W = T ⊗ a with T = ∂f/∂z and a the layer's input, and is never written out. The trainable parameters of the
-prefix (convolutions, or anything else) get theirs from `torch.func`, written out, one row a logit. The flat parameter vector is
-[prefix | layer 1 | layer 2 | …], a layer being its (o, i+1) matrix with the bias as the last column.
+prefix get theirs written out, one row a logit: plain convolutions as patches times derivatives, anything else by `torch.func`. The
+flat parameter vector is [prefix | layer 1 | layer 2 | …], a layer being its (o, i+1) matrix with the bias as the last column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, vjp, vmap
+from torch.nn.functional import softplus, unfold
 
 ELEMENTWISE = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid,
 )  # fmt: skip
 INERT_IN_EVAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 
 
 class Rows(NamedTuple):
@@ -34,6 +37,18 @@ class Rows(NamedTuple):
 def select(rows: Sequence[Rows], index: Tensor | slice) -> list[Rows]:
     """The rows at the given positions."""
     return [Rows(left[index], None if right is None else right[index]) for left, right in rows]
+
+
+def join(parts: list[list[Rows]]) -> list[Rows]:
+    """Rows of consecutive points put together."""
+    if len(parts) == 1:
+        return parts[0]
+    return [
+        Rows(
+            torch.cat([r.left for r in block]), None if block[0].right is None else torch.cat([r.right for r in block])
+        )
+        for block in zip(*parts, strict=True)
+    ]
 
 
 def flat(rows: Sequence[Rows]) -> Tensor:
@@ -55,15 +70,18 @@ def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
 
 
 def squared_norms(rows: Sequence[Rows]) -> Tensor:
-    """Squared length (k,) of each gradient row."""
-    parts = [(left**2).sum(-1) * (1 if right is None else (right**2).sum(-1)) for left, right in rows]
-    return torch.stack(parts).sum(0)
+    """Squared length of each row: (k,) of gradients, (k, C) of Jacobians."""
+    total = torch.zeros((), dtype=rows[0].left.dtype, device=rows[0].left.device)
+    for left, right in rows:
+        own = (left**2).sum(-1)
+        total = total + (own if right is None else own * (right**2).sum(-1).view(-1, *[1] * (own.ndim - 1)))
+    return total
 
 
 def residuals(logits: Tensor, y: Tensor) -> Tensor:
-    """r = softmax(f) − e_y, (k, C)."""
-    r = torch.softmax(logits, dim=-1)
-    return r.scatter_add(-1, y[:, None], r.new_full((len(y), 1), -1.0))
+    """r = softmax(f) − e_y, (k, C); −Σ of the others at y, since π_y − 1 would cancel where the model is sure."""
+    r = torch.softmax(logits, dim=-1).scatter(-1, y[:, None], 0.0)
+    return r.scatter(-1, y[:, None], -r.sum(-1, keepdim=True))
 
 
 def softmax_curvature(logits: Tensor) -> Tensor:
@@ -74,12 +92,18 @@ def softmax_curvature(logits: Tensor) -> Tensor:
 
 def losses(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy (k,) of logits (k, C) at labels y (k,)."""
-    return torch.logsumexp(logits, -1) - logits.gather(-1, y[:, None])[:, 0]
+    return candidate_losses(logits).gather(-1, y[:, None])[:, 0]
 
 
 def candidate_losses(logits: Tensor) -> Tensor:
-    """Cross-entropy (k, C) at every label."""
-    return torch.logsumexp(logits, -1, keepdim=True) - logits
+    """Cross-entropy (k, C) at every label, to full relative precision.
+
+    At the likeliest label it is log(1 + Σ of the other odds), as small as e^−gap, where logsumexp(f) − f_y is rounding error. Sure points
+    would tie by the thousand: they were most of the products that pruning had to form.
+    """
+    top = logits.argmax(-1, keepdim=True)
+    odds = torch.logsumexp(logits.scatter(-1, top, -torch.inf), -1, keepdim=True) - logits.gather(-1, top)
+    return (torch.logsumexp(logits, -1, keepdim=True) - logits).scatter(-1, top, softplus(odds))
 
 
 @dataclass(frozen=True)
@@ -156,17 +180,24 @@ class Problem:
     penalty : float or mapping
         Λ of the sum form, for all parameters or by parameter name (absent names: 0).
     chunk : int
-        Points that go through the model together.
+        Points that go through the model together; by default more on a GPU.
     """
 
     def __init__(
-        self, model: nn.Module, X: Tensor, y: Tensor, penalty: float | Mapping[str, float] = 0.0, chunk: int = 1024
+        self,
+        model: nn.Module,
+        X: Tensor,
+        y: Tensor,
+        penalty: float | Mapping[str, float] = 0.0,
+        chunk: int | None = None,
     ):
-        self.model, self.X, self.y, self.chunk = model, X, y, chunk
+        self.model, self.X, self.y = model, X, y
+        self.chunk = chunk or CHUNK.get(X.device.type, CHUNK["cpu"])
         self.prefix, self.tail = read_model(model, X)
         names = {id(q): name for name, q in model.named_parameters()}
         in_tail = {id(q) for layer in self.tail for q in layer.linear.parameters()}
         self.prefix_names = [names[id(q)] for q in model.parameters() if q.requires_grad and id(q) not in in_tail]
+        self.convolutions = plain_convolutions(self.prefix, self.prefix_names) if self.tail else []
         self.tail_names = [[names[id(q)] for q in layer.linear.parameters()] for layer in self.tail if layer.trainable]
         self.params = {name: q.detach() for name, q in model.named_parameters() if q.requires_grad}
 
@@ -251,7 +282,8 @@ class Problem:
     @torch.no_grad()
     def logits(self, X: Tensor) -> Tensor:
         """Logits (k, C)."""
-        return torch.cat([self.model(part) for part in X.split(self.chunk)])
+        with full_precision():
+            return torch.cat([self.model(part) for part in X.split(self.chunk)])
 
     def logits_at(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits (k, C) at other parameters; differentiable, and fit for `torch.func`."""
@@ -279,9 +311,12 @@ class Problem:
     @torch.no_grad()
     def gradients(self, X: Tensor, y: Tensor) -> list[Rows]:
         """Per-point gradients ∇ℓ(y, f(x)) as rows (k, o) ⊗ (k, i)."""
+        if len(X) > self.chunk:
+            return join([self.gradients(*part) for part in zip(X.split(self.chunk), y.split(self.chunk), strict=True)])
         out: list[Rows] = []
         if self.prefix_names:
-            out.append(Rows(self._prefix_gradients(X, y), None))
+            r = residuals(self.logits(X), y)
+            out.append(Rows(self.prefix_rows(X, r[:, None])[:, 0], None))
         if self.tail:
             trace = self.trace(X)
             rows, delta = [], residuals(trace.logits, y)
@@ -298,7 +333,9 @@ class Problem:
         """Logits (k, C) and their Jacobian as rows (k, C, o) ⊗ (k, i)."""
         out: list[Rows] = []
         if self.prefix_names:
-            out.append(Rows(self.prefix_jacobian(X), None))
+            eye = torch.eye(self.logits(X[:1]).shape[1], dtype=X.dtype, device=X.device)
+            parts = [self.prefix_rows(part, eye.expand(len(part), -1, -1)) for part in X.split(self.chunk)]
+            out.append(Rows(torch.cat(parts), None))
         if not self.tail:
             return self.logits(X), out
         trace = self.trace(X)
@@ -315,7 +352,8 @@ class Problem:
     @torch.no_grad()
     def trace(self, X: Tensor, second: bool = False) -> Trace:
         """One pass through prefix and tail, with φ″ where `second` is set."""
-        a = self.prefix(X)
+        with full_precision():
+            a = self.prefix(X)
         inputs, slopes, bends = [], [], []
         for layer in self.tail:
             bias = layer.linear.bias is not None
@@ -325,32 +363,70 @@ class Problem:
             bends.append(bend)
         return Trace(inputs, slopes, bends, a)
 
-    def _prefix_params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        chosen = set(self.prefix_names)
-        return (
-            {n: self.params[n] for n in self.prefix_names},
-            {n: q for n, q in self.params.items() if n not in chosen},
-        )
+    def prefix_rows(self, X: Tensor, weights: Tensor) -> Tensor:
+        """Σ_c weights[·, r, c] ∂f_c/∂(prefix parameters), (k, R, width), written out, from weights (k, R, C)."""
+        if self.convolutions:
+            return self._convolution_rows(X, weights)
+        chosen = {n: self.params[n] for n in self.prefix_names}
+        rest = {n: q for n, q in self.params.items() if n not in chosen}
 
-    def prefix_jacobian(self, X: Tensor) -> Tensor:
-        """∂f/∂(prefix parameters), (k, C, width), written out."""
-        params, rest = self._prefix_params()
+        def rows(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+            pull = vjp(lambda params: functional_call(self.model, {**params, **rest}, (x[None],))[0], chosen)[1]
+            out: dict[str, Tensor] = vmap(pull)(w)[0]
+            return out
 
-        def logits(params: dict[str, Tensor], x: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.model, {**params, **rest}, (x[None],))
-            return out[0]
-
-        parts = vmap(jacrev(logits), (None, 0))(params, X)
+        with full_precision():
+            parts = vmap(rows)(X, weights)
         return torch.cat([parts[n].flatten(2) for n in self.prefix_names], dim=2)
 
-    def _prefix_gradients(self, X: Tensor, y: Tensor) -> Tensor:
-        params, rest = self._prefix_params()
+    def _convolution_rows(self, X: Tensor, weights: Tensor) -> Tensor:
+        """`prefix_rows` of plain convolutions: R passes back for all points together, then patches times derivatives, as one product."""
+        a, inputs, outputs = X, [], []
+        with torch.enable_grad(), full_precision():
+            for step in self.prefix.children():
+                if step in self.convolutions:
+                    inputs.append(a.detach())
+                    a = step(a).requires_grad_()
+                    outputs.append(a)
+                    a = a.clone()  # the next step may work in place
+                else:
+                    a = step(a)
+            for layer in self.tail:
+                a = layer.activation(layer.linear(a))
+            rows = [torch.autograd.grad(a, outputs, w, retain_graph=True) for w in weights.unbind(1)]
+        parts = []
+        for conv, a, delta in zip(self.convolutions, inputs, zip(*rows, strict=True), strict=True):
+            D = torch.stack(delta, 1).flatten(3)  # (k, R, o, positions)
+            assert not isinstance(conv.padding, str)
+            patches = unfold(a, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+            parts.append((D.flatten(1, 2) @ patches.mT).view(*D.shape[:2], -1))
+            if conv.bias is not None:
+                parts.append(D.sum(-1))
+        return torch.cat(parts, dim=2)
 
-        def loss(params: dict[str, Tensor], x: Tensor, label: Tensor) -> Tensor:
-            return losses(functional_call(self.model, {**params, **rest}, (x[None],)), label[None])[0]
 
-        parts = vmap(grad(loss), (None, 0, 0))(params, X, y)
-        return torch.cat([parts[n].flatten(1) for n in self.prefix_names], dim=1)
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 in convolutions, which torch allows by default: scores are compared more finely than its three digits."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def plain_convolutions(prefix: nn.Module, names: Sequence[str]) -> list[nn.Conv2d]:
+    """The convolutions of a prefix, in order, where they hold all its trainable parameters and each is an unfolded product; else none."""
+    steps = list(prefix) if isinstance(prefix, nn.Sequential) else []
+    found = [s for s in steps if isinstance(s, nn.Conv2d) and any(q.requires_grad for q in s.parameters())]
+    plain = all(
+        type(s) is nn.Conv2d and s.groups == 1 and s.padding_mode == "zeros" and not isinstance(s.padding, str)
+        and all(q.requires_grad for q in s.parameters())
+        for s in found
+    )  # fmt: skip
+    ids = [id(q) for s in found for q in s.parameters()]
+    return found if plain and len(ids) == len(set(ids)) == len(names) else []
 
 
 def _activate(layer: Dense, z: Tensor, second: bool) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -34,6 +34,7 @@ class Factor:
     damping: float
     smallest_eigenvalue: float
     floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
+    inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves
 
     @property
     def positive_definite(self) -> bool:
@@ -41,11 +42,15 @@ class Factor:
 
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, (k, p)."""
+        if self.inverted:
+            return times_triangular(rows, self.matrix)
         out: Tensor = torch.linalg.solve_triangular(self.matrix.mT, rows, upper=True, left=False)
         return out
 
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, (k, p)."""
+        if self.inverted:
+            return rows @ self.matrix
         out: Tensor = torch.linalg.solve_triangular(self.matrix, rows, upper=False, left=False)
         return out
 
@@ -112,11 +117,26 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     else:
         rung, L = _smallest_that_works(cholesky, scale)
     if L is not None:
-        return Factor(
-            L.to(dtype), None, rung, _smallest_eigenvalue(L), max(floor + n * rung, 0.0) if floor >= 0 else 0.0
-        )
+        bound = max(floor + n * rung, 0.0) if floor >= 0 else 0.0
+        smallest = _smallest_eigenvalue(L)
+        if not L.is_cuda:
+            return Factor(L.to(dtype), None, rung, smallest, bound)
+        return Factor(inverse_triangular(L).to(dtype), None, rung, smallest, bound, inverted=True)
     LU, pivots = torch.linalg.lu_factor(H)
     return Factor(LU.to(dtype), pivots, rung, _lanczos_smallest(H), 0.0)
+
+
+def inverse_triangular(L: Tensor) -> Tensor:
+    """L⁻¹ of a lower triangular matrix."""
+    out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
+    return out
+
+
+def times_triangular(rows: Tensor, M: Tensor, stripes: int = 8) -> Tensor:
+    """rows · Mᵀ (k, p) for a lower triangular M, at 9/16 of the operations of the whole product."""
+    step = -(-len(M) // stripes)
+    parts = [rows[:, : start + step] @ M[start : start + step, : start + step].mT for start in range(0, len(M), step)]
+    return torch.cat(parts, dim=1)
 
 
 def _smallest_that_works(cholesky: Callable[[float], Tensor | None], scale: float) -> tuple[float, Tensor]:

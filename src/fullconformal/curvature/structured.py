@@ -11,12 +11,16 @@ summed over points. Each sum is one product with the points as inner dimension a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from fullconformal.problem import Problem, residuals, softmax_curvature
 
-TEMPORARY = 2**27  # bytes of the factors of one product
+TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
+STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 
 
 def dense_curvature(problem: Problem, exact: bool) -> Tensor:
@@ -57,7 +61,10 @@ class _Pairs:
             self._open((-1, -1, "first"), (width, width), like)
             for b in self.tail:
                 self._open((-1, b.layer, "first"), (width * b.o, b.i), like)
-        self.chunk = max(1, min(problem.chunk, TEMPORARY // (self.width * like.element_size())))
+            # Written out, C rows a point; and of the derivatives they are made from, or a second copy, about as much.
+            self.width = max(self.width, 3 * width * problem.logits(like[:1]).shape[1])
+        room = TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
+        self.chunk = max(1, min(problem.chunk, room // (self.width * like.element_size())))
 
     def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
         self.sums[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -67,15 +74,14 @@ class _Pairs:
     def add(self, X: Tensor, y: Tensor) -> None:
         """Add the points of one chunk."""
         if not self.tail:
-            logits = self.problem.logits(X)
-            self._add_prefix(X, softmax_curvature(logits), {}, [])
+            self._add_prefix(X, self.problem.logits(X), {}, [])
             return
         trace = self.problem.trace(X, second=self.exact)
         last = len(self.problem.tail) - 1
         T = self._transitions(trace.slopes)
         S = softmax_curvature(trace.logits)
         if self.first is not None:
-            self._add_prefix(X, S, T, trace.inputs)
+            self._add_prefix(X, trace.logits, T, trace.inputs)
         delta = residuals(trace.logits, y)
         for m in range(last, -1, -1):
             if self.problem.tail[m].trainable:
@@ -122,13 +128,14 @@ class _Pairs:
                 right = torch.diag_embed(D) if low == m - 1 else D[:, :, None] * T[m - 1, low]
                 self.sums[m, low, "second"].addmm_(left.T, right.view(k, -1))
 
-    def _add_prefix(self, X: Tensor, S: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
-        J = self.problem.prefix_jacobian(X)
-        SJ = S @ J
-        self.sums[-1, -1, "first"].addmm_(SJ.flatten(0, 1).T, J.flatten(0, 1))
+    def _add_prefix(self, X: Tensor, logits: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
+        R = softmax_root(logits)
+        B = self.problem.prefix_rows(X, R)  # JᵀSJ = BᵀB
+        with tensor_cores():
+            add_gram(self.sums[-1, -1, "first"], B.flatten(0, 1))
         last = len(self.problem.tail) - 1
         for b in self.tail:
-            product = SJ.mT if b.layer == last else SJ.mT @ T[last, b.layer]
+            product = B.mT @ (R if b.layer == last else R @ T[last, b.layer])
             self.sums[-1, b.layer, "first"].addmm_(product.reshape(len(X), -1).T, a[b.layer])
 
     def matrix(self) -> Tensor:
@@ -141,14 +148,17 @@ class _Pairs:
             bm, bl = place[key[0]], place[key[1]]
             part = H[bm.start : bm.stop, bl.start : bl.stop]
             view = H.as_strided((bm.o, bm.i, bl.o, bl.i), (p * bm.i, p, bl.i, 1), part.storage_offset())
-            if bm.layer == -1:
+            if bm.layer == -1 == bl.layer:
+                part += total.tril_()
+                part += total.tril_(-1).T
+            elif bm.layer == -1:
                 part += total.view(part.shape)
             elif key[2] == "second":
                 view[:, : total.shape[1] // bl.o] += total.view(bm.o, bl.i, -1, bl.o).permute(0, 2, 3, 1)
             elif bm is bl and _narrow(bm.o, bm.i):
-                view += total.view(-1, bm.i, bm.i)[_triangle(bm.o)].permute(0, 2, 1, 3)
+                view += total.view(-1, bm.i, bm.i)[_triangle(bm.o, H.device)].permute(0, 2, 1, 3)
             elif bm is bl:
-                view += total[_triangle(bm.i)][:, :, _triangle(bm.o)].permute(2, 0, 3, 1)
+                view += total[_triangle(bm.i, H.device)][:, :, _triangle(bm.o, H.device)].permute(2, 0, 3, 1)
             else:
                 view += total.view(bm.i, bl.i, bm.o, bl.o).permute(2, 0, 3, 1)
             if bm is not bl:
@@ -157,14 +167,44 @@ class _Pairs:
         return H
 
 
+def softmax_root(logits: Tensor) -> Tensor:
+    """R = diag(√π)(I − 1πᵀ), (k, C, C), with RᵀR = diag(π) − ππᵀ."""
+    pi = torch.softmax(logits, dim=-1)
+    return pi.sqrt()[..., None] * (torch.eye(pi.shape[-1], dtype=pi.dtype, device=pi.device) - pi[..., None, :])
+
+
+def add_gram(total: Tensor, B: Tensor) -> None:
+    """Add BᵀB (p, p) to the lower triangle of a total; what is above it is left as it falls."""
+    step = -(-len(total) // STRIPES)
+    for start in range(0, len(total), step):
+        stop = min(start + step, len(total))
+        total[start:stop, :stop].addmm_(B[:, start:stop].T, B[:, :stop])
+
+
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """TF32 in float32 products on a GPU, for BᵀB only.
+
+    Entries of B are rounded by ε ≤ 2⁻¹¹ of themselves and summed in float32: the sum is B̃ᵀB̃, still positive semi-definite, and
+    xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the
+    diagonal: what float32 itself costs. It would not be so for products that are no squares.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def _narrow(o: int, i: int) -> bool:
     """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs."""
     return o * (o + 1) <= i // 2
 
 
-def _triangle(size: int) -> Tensor:
+def _triangle(size: int, device: torch.device) -> Tensor:
     """Position (size, size) of each entry of a symmetric matrix in its row-major upper triangle."""
-    index = torch.zeros(size, size, dtype=torch.long)
-    upper = torch.triu_indices(size, size)
-    index[upper[0], upper[1]] = torch.arange(upper.shape[1])
+    index = torch.zeros(size, size, dtype=torch.long, device=device)
+    upper = torch.triu_indices(size, size, device=device)
+    index[upper[0], upper[1]] = torch.arange(upper.shape[1], device=device)
     return torch.maximum(index, index.T)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.curvature.base import Factor
-from fullconformal.problem import Problem, Rows, contract, flat, losses, select
+from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select
 
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
@@ -70,9 +70,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) ->
     for start in range(0, n, step):
         at = slice(start, min(start + step, n))
         loss[at] = losses(problem.logits(problem.X[at]), problem.y[at])
-        parts = [problem.gradients(X, y) for X, y in zip(
-            problem.X[at].split(problem.chunk), problem.y[at].split(problem.chunk), strict=True)]  # fmt: skip
-        rows = join(parts)
+        rows = problem.gradients(problem.X[at], problem.y[at])
         if keep_gradients:
             gradients.append(rows)
         G = flat(rows)
@@ -89,22 +87,30 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) ->
     return Training(problem, factor, loss, self_influence, join(gradients) if keep_gradients else None, solved, memory)
 
 
-def join(parts: list[list[Rows]]) -> list[Rows]:
-    """Rows of consecutive points put together."""
-    if len(parts) == 1:
-        return parts[0]
-    return [
-        Rows(
-            torch.cat([r.left for r in block]), None if block[0].right is None else torch.cat([r.right for r in block])
-        )
-        for block in zip(*parts, strict=True)
-    ]
-
-
 def candidate_gradients(J: list[Rows], logits: Tensor) -> list[Rows]:
-    """Gradients ĝ_y = Jᵀ(π − e_y) of every candidate as rows (m, C, o) ⊗ (m, i)."""
-    pi = torch.softmax(logits, -1)
-    return [Rows(mean.left[:, None, :] - rows.left, rows.right) for rows, mean in zip(J, contract(J, pi), strict=True)]
+    """Gradients ĝ_y = Jᵀ(π − e_y) of every candidate as rows (m, C, o) ⊗ (m, i).
+
+    The likeliest label's is summed apart, since Jᵀπ − J_y would cancel where the model is sure.
+    """
+    pi, (x, top) = torch.softmax(logits, -1), (torch.arange(len(logits), device=logits.device), logits.argmax(-1))
+    out = []
+    for rows, mean, own in zip(J, contract(J, pi), contract(J, residuals(logits, top)), strict=True):
+        left = mean.left[:, None, :] - rows.left
+        left[x, top] = own.left
+        out.append(Rows(left, rows.right))
+    return out
+
+
+def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
+    """k_i (m, C, k) from kept 𝓗⁻¹g_i (o, n, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
+    total: Tensor | None = None
+    for whole, (D, a) in zip(solved, rows, strict=True):
+        U = whole[:, block]
+        o, k, i = U.shape
+        part = D @ U.reshape(o, k) if a is None else D @ (a @ U.reshape(o * k, i).T).view(-1, o, k)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
 @dataclass(frozen=True)

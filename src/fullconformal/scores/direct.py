@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullconformal.problem import Rows, candidate_losses, flat
-from fullconformal.scores.base import Alpha, Training, candidate_gradients
+from fullconformal.problem import candidate_losses, flat
+from fullconformal.scores.base import Alpha, Training, candidate_gradients, products
 
 
 def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
@@ -37,15 +37,3 @@ def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
         return b[block] - (solved.flatten(0, 1) @ flat(training.rows(block)).T).view(m, n_classes, -1)
 
     return tau, alpha
-
-
-def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
-    """k_i (m, C, k) from kept 𝓗⁻¹g_i (o, n, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
-    total: Tensor | None = None
-    for whole, (D, a) in zip(solved, rows, strict=True):
-        U = whole[:, block]
-        o, k, i = U.shape
-        part = D @ U.reshape(o, k) if a is None else D @ (a @ U.reshape(o * k, i).T).view(-1, o, k)
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total

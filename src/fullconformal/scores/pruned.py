@@ -4,12 +4,16 @@ Where 𝓗 is positive definite |k_i| ≤ √(s_i ŝ). With b_i = ℓ_i + q·s_i
 
     b_i − √(s_i ŝ) > τ  → above for sure        b_i + √(s_i ŝ) < τ  → below for sure
 
-and only the pairs in between need their product. Four sieves, each cheaper than the next:
+and only the pairs in between need their product. Training points are sorted by b and cut into blocks, which are decided as a whole by
+their extremes. First for all candidates, without solving for any:
 
-1. ŝ ≤ |ĝ|²/floor, floor a lower bound of the eigenvalues: candidates below which every training point lies need no solve;
-2. ŝ = |L⁻¹ĝ|² for the others, and whole blocks of training points (sorted by b) decided by their extremes;
-3. single points of the remaining blocks;
-4. k_i = g_i·(𝓗⁻¹ĝ) for the remaining pairs, from the factored gradients.
+1. the few points of largest b, which most wrong labels cannot be told from, have their 𝓗⁻¹g_i kept (deleted scheme: τ is known);
+2. the others meet ŝ ≤ |ĝ|²/floor, floor a lower bound of the eigenvalues. A candidate that leaves no block open is done.
+
+Then for the candidates left, sorted by τ so that neighbours have the same open blocks:
+
+3. ŝ = |L⁻¹ĝ|² decides blocks again;
+4. 𝓗⁻¹ĝ of a group of neighbours meets the gradients of the blocks open to any of them, one matrix product a group.
 
 A decision must hold by more than the rounding error and the tie tolerance, so the counts are those of the unpruned rule.
 """
@@ -22,31 +26,40 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
-from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, rounding
+from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, products, rounding
 
-BLOCK = 64
+BLOCK = 64  # training points decided together, at least
+GROUP = {"cpu": 64, "cuda": 512}  # candidates that share a product: a GPU would rather multiply more than start often
+KEPT = 128  # one training point in so many has its 𝓗⁻¹g_i kept
 
 
 class _Sorted:
     """Training points sorted by b (within classes where candidates are compared by weight), cut into blocks."""
 
-    def __init__(self, training: Training, q: float, weight: Tensor | None):
-        n = training.problem.n
-        self.q = q
-        b = training.loss + q * training.self_influence
-        order = torch.argsort(b, stable=True)
+    def __init__(self, training: Training, points: Tensor, q: float, weight: Tensor | None):
+        n = len(points)
         if weight is not None:
-            order = order[torch.argsort(training.problem.y[order], stable=True)]
-        pad = -n % BLOCK
-        self.order = torch.cat([order, order[-1:].expand(pad)]).view(-1, BLOCK)
-        self.real = (torch.arange(n + pad, device=b.device) < n).view(-1, BLOCK)
-        self.b, self.s = b[self.order], training.self_influence[self.order].clamp_min(0)
-        self.slack = training.slack[self.order]
-        self.weight = None if weight is None else weight[self.order] * self.real[..., None]
+            points = points[torch.argsort(training.problem.y[points], stable=True)]
+        size = max(BLOCK, 2 ** (n.bit_length() // 2 - 2))  # about √n / 4: blocks and their points both grow slowly
+        pad = -n % size
+        self.order = torch.cat([points, points[-1:].expand(pad)]).view(-1, size)
+        real = (torch.arange(n + pad, device=points.device) < n).view(-1, size)
+        self.s = training.self_influence[self.order].clamp_min(0)
+        self.b, self.slack = training.loss[self.order] + q * self.s, training.slack[self.order]
         self.low, self.high = self.b.amin(1), self.b.amax(1)
         self.s_max, self.slack_max = self.s.amax(1), self.slack.amax(1)
-        self.total = self.real.sum(1, keepdim=True).double() if self.weight is None else self.weight.sum(1)
-        self.relevant = self.total > 0
+        self.weight = real[..., None].double() if weight is None else weight[self.order] * real[..., None]
+        self.real = real.sum(1)
+        self.total = self.weight.sum(1)  # (blocks, 1) or (blocks, C)
+
+    def sieve(self, low: Tensor, high: Tensor, s_hat: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Weight (k,) surely above candidates with τ between low and high, and the blocks left open, (blocks, k)."""
+        reach = (self.s_max[:, None] * s_hat).sqrt() * (1 + eps)
+        margin = 2 * (self.slack_max[:, None] + eps * torch.maximum(low.abs(), high.abs()))
+        surely = self.low[:, None] - reach > high + margin
+        never = self.high[:, None] + reach < low - margin
+        total = self.total if self.total.shape[1] == 1 else self.total[:, y]
+        return (surely * total).sum(0), ~(surely | never) & (total > 0)
 
 
 @torch.no_grad()
@@ -54,127 +67,96 @@ def pruned_counts(
     training: Training, X: Tensor, q: float, weight: Tensor | None = None, progress: Progress | None = None
 ) -> Counts:
     """Counts for the candidates of every x in X (m, ...), as `count_scores` with `direct` gives them."""
-    problem = training.problem
-    bag = _Sorted(training, q, weight)
-    n_classes = problem.logits(X[:1]).shape[1]
-    size = X.element_size()
-    step = max(1, min(1024, training.memory // 16 // (n_classes * (4 * problem.p + len(bag.b) * 8) * size)))
-    counts = torch.zeros(2, len(X), n_classes, dtype=torch.float64, device=X.device)
-    touched = 0
-    for start in range(0, len(X), step):
-        touched += _count_block(training, bag, X[start : start + step], counts[:, start : start + step])
-        if progress is not None:
-            progress(min(start + step, len(X)), len(X))
-    greater, equal = counts.cpu().numpy()
-    return Counts(np.asarray(greater), np.asarray(equal), touched / (len(X) * n_classes * problem.n))
-
-
-def _count_block(training: Training, bag: _Sorted, X: Tensor, counts: Tensor) -> int:
-    """Add the counts of one block of objects into counts (2, m, C); returns the number of products formed."""
-    logits, J = training.problem.jacobian(X)
-    ghat = candidate_gradients(J, logits)
-    loss = candidate_losses(logits)
-    alive = _first_sieve(training, bag, ghat, loss)
-    x, y = alive.nonzero(as_tuple=True)
-    if not len(x):
-        return 0
-    rows = [Rows(left[x, y], None if right is None else right[x]) for left, right in ghat]
-    half = training.factor.half(flat(rows))
-    s_hat = (half**2).sum(1)
-    tau = loss[x, y] - (1 - bag.q) * s_hat
-    above, pairs = _second_and_third_sieve(bag, tau, s_hat, y, rounding(training.problem))
-    equal = torch.zeros_like(above)
-    if len(pairs):
-        _fourth_sieve(training, bag, half, tau, y, pairs, above, equal)
-    counts[0, x, y] += above
-    counts[1, x, y] += equal
-    return len(pairs)
-
-
-def _first_sieve(training: Training, bag: _Sorted, ghat: list[Rows], loss: Tensor) -> Tensor:
-    """Candidates (m, C) below which some training point may fail to lie."""
+    problem, m = training.problem, len(X)
+    loss = candidate_losses(problem.logits(X))
+    n_classes = loss.shape[1]
+    order = torch.argsort(training.loss + q * training.self_influence, stable=True)
     floor = training.factor.floor
-    if floor <= 0:
-        return torch.ones_like(loss, dtype=torch.bool)
-    m, n_classes = loss.shape
-    rows = [
-        Rows(left.flatten(0, 1), None if right is None else right.repeat_interleave(n_classes, 0))
-        for left, right in ghat
-    ]
-    s_hat = (squared_norms(rows) / floor).view(m, n_classes)
-    tau = loss - (1 - bag.q) * s_hat
-    eps = rounding(training.problem)
-    reach = (bag.s_max[:, None, None] * s_hat).sqrt() * (1 + eps)
-    top = bag.high[:, None, None] + reach + bag.slack_max[:, None, None] + eps * tau.abs()
-    return (top >= tau).any(0)
+    # Not more solves for the points kept than they can save.
+    kept = min(problem.n // KEPT, m * n_classes // 8) if q == 1 and floor > 0 else 0
+    bag = _Sorted(training, order[: problem.n - kept], q, weight)
+    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=X.device)
+    left = torch.ones_like(loss, dtype=torch.bool)
+    room = training.memory // 16 // X.element_size()
+    if floor > 0:
+        tail = _Tail(training, order[problem.n - kept :], weight) if kept else None
+        width = n_classes * (4 * problem.p + 8 * len(bag.b)) + kept * max(b.o for b in problem.blocks)
+        step = max(1, min(4096, room // width))
+        for at in (slice(start, start + step) for start in range(0, m, step)):
+            left[at] = _without_solving(training, bag, tail, X[at], loss[at], q, counts[:, at])
+    x, y = left.nonzero(as_tuple=True)
+    formed, done = torch.tensor(kept * m * n_classes, device=X.device), 0
+    by_tau = torch.argsort(loss[x, y])
+    for part in by_tau.split(max(1, min(8192, room // (4 * problem.p + 8 * len(bag.b))))):
+        above, equal, pairs = _by_solving(training, bag, X[x[part]], y[part], loss[x[part], y[part]], q)
+        counts[0, x[part], y[part]] += above
+        counts[1, x[part], y[part]] += equal
+        formed, done = formed + pairs, done + len(part)
+        if progress is not None:
+            progress(m * done // len(by_tau), m)
+    greater, equal = counts.cpu().numpy()
+    return Counts(np.asarray(greater), np.asarray(equal), int(formed) / (m * n_classes * problem.n))
 
 
-def _second_and_third_sieve(bag: _Sorted, tau: Tensor, s_hat: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Weight (k,) surely above each candidate, and the undecided pairs (block, place, candidate)."""
-    reach = (bag.s_max[:, None] * s_hat).sqrt() * (1 + eps)
-    margin = 2 * (bag.slack_max[:, None] + eps * tau.abs())
-    surely = bag.low[:, None] - reach > tau + margin
-    never = bag.high[:, None] + reach < tau - margin
-    if bag.weight is None:
-        above = (surely * bag.total).sum(0)
-        open_ = ~(surely | never)
-    else:
-        above = (surely * bag.total[:, y]).sum(0)
-        open_ = ~(surely | never) & bag.relevant[:, y]
-    pairs = []
-    for block, c in zip(*(part.split(2**18) for part in open_.nonzero(as_tuple=True)), strict=True):
-        b, s = bag.b[block], bag.s[block]
-        t = tau[c][:, None]
-        reach = (s * s_hat[c][:, None]).sqrt() * (1 + eps)
-        margin = 2 * (bag.slack[block] + eps * t.abs())
-        surely = b - reach > t + margin
-        weight = bag.real[block].double() if bag.weight is None else bag.weight[block, :, y[c]]
-        above.index_add_(0, c, (surely * weight).sum(1))
-        undecided = ~surely & (b + reach >= t - margin) & (weight > 0)
-        at, place = undecided.nonzero(as_tuple=True)
-        pairs.append(torch.stack([block[at], place, c[at]], 1))
-    return above, torch.cat(pairs) if pairs else torch.empty(0, 3, dtype=torch.long, device=tau.device)
+class _Tail:
+    """Training points that keep their 𝓗⁻¹g_i, one (o, k, i) tensor a parameter block."""
+
+    def __init__(self, training: Training, points: Tensor, weight: Tensor | None):
+        self.b = training.loss[points] + training.self_influence[points]
+        self.slack = training.slack[points]
+        self.weight = None if weight is None else weight[points].T
+        solved = training.factor.solve(flat(training.rows(points)))
+        self.solved = [
+            solved[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1).contiguous() for b in training.problem.blocks
+        ]
+
+    def count(self, ghat: list[Rows], tau: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Weight above and tied with candidates (m, C), by their products."""
+        alpha = self.b - products(self.solved, ghat, slice(0, len(self.b)))
+        part = pvalues.count(alpha, tau[..., None], (self.slack, eps * tau.abs()[..., None]), self.weight, axis=-1)
+        return part[0], part[1]
 
 
-def _fourth_sieve(
-    training: Training, bag: _Sorted, half: Tensor, tau: Tensor, y: Tensor, pairs: Tensor, above: Tensor, equal: Tensor
-) -> None:
-    """Form the products of the undecided pairs, candidate by candidate in padded batches, and add them to the counts."""
-    block, place, c = pairs.unbind(1)
-    block, place, c = (part[torch.argsort(c, stable=True)] for part in (block, place, c))
-    point = bag.order[block, place]
-    candidates, sizes = torch.unique_consecutive(c, return_counts=True)
-    starts = sizes.cumsum(0) - sizes
-    by_size = torch.argsort(sizes, descending=True)
-    widest = sum(b.o + b.i for b in training.problem.blocks)
-    at = 0
-    while at < len(by_size):
-        longest = int(sizes[by_size[at]])
-        group = by_size[at : at + max(1, training.memory // 16 // (longest * widest * half.element_size()))]
-        at += len(group)
-        ranks = torch.arange(longest, device=c.device)
-        real = ranks < sizes[group][:, None]
-        index = (starts[group][:, None] + ranks).clamp_max(len(c) - 1)
-        chosen = candidates[group]
-        k = pair_products(training, point[index], training.factor.back(half[chosen]))
-        i, t = point[index], tau[chosen][:, None]
-        alpha = training.loss[i] + bag.q * training.self_influence[i] - k
-        w = real.double() if bag.weight is None else real * bag.weight[block[index], place[index], y[chosen][:, None]]
-        own_slack = rounding(training.problem) * t.abs()
-        part = pvalues.count(alpha, t, (bag.slack[block[index], place[index]], own_slack), w, axis=1)
-        above[chosen] += part[0]
-        equal[chosen] += part[1]
+def _without_solving(
+    training: Training, bag: _Sorted, tail: _Tail | None, X: Tensor, loss: Tensor, q: float, counts: Tensor
+) -> Tensor:
+    """Add what needs no solve to counts (2, m, C); returns the candidates (m, C) that are left."""
+    logits, J = training.problem.jacobian(X)
+    ghat, eps = candidate_gradients(J, logits), rounding(training.problem)
+    if tail is not None:
+        for total, part in zip(counts, tail.count(ghat, loss, eps), strict=True):
+            total += part
+    s_hat = squared_norms(ghat) / training.factor.floor
+    y = torch.arange(loss.shape[1], device=X.device).repeat(len(X))
+    low = loss - (1 - q) * s_hat
+    above, open_ = bag.sieve(low.flatten(), loss.flatten(), s_hat.flatten(), y, eps)
+    left = open_.any(0).view_as(loss)
+    counts[0] += torch.where(left, 0, above.view_as(loss))
+    return left
 
 
-def pair_products(training: Training, points: Tensor, u: Tensor) -> Tensor:
-    """g_i·u_c (B, k) for training points (B, k) and vectors u (B, p), gradients kept factored."""
-    B, k = points.shape
-    unique, inverse = torch.unique(points, return_inverse=True)
-    total = torch.zeros(B, k, dtype=u.dtype, device=u.device)
-    for (left, right), b in zip(training.rows(unique), training.problem.blocks, strict=True):
-        part = u[:, b.start : b.stop]
-        if right is None:
-            total += (left[inverse] @ part[:, :, None])[..., 0]
-        else:
-            total += ((right[inverse] @ part.view(B, b.o, b.i).mT) * left[inverse]).sum(-1)
-    return total
+def _by_solving(
+    training: Training, bag: _Sorted, X: Tensor, y: Tensor, loss: Tensor, q: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight above and tied with candidates (k,) among the training points of the bag, and the number of products formed."""
+    problem, factor, eps = training.problem, training.factor, rounding(training.problem)
+    half = factor.half(flat(problem.gradients(X, y)))
+    s_hat = (half**2).sum(1)
+    tau = loss - (1 - q) * s_hat
+    above, open_ = bag.sieve(tau, tau, s_hat, y, eps)
+    equal, formed = torch.zeros_like(above), torch.zeros((), dtype=torch.long, device=X.device)
+    u, size = factor.back(half), bag.order.shape[1]
+    limit = max(1, training.memory // 16 // (size * problem.p * X.element_size()))
+    for group in torch.argsort(tau).split(GROUP.get(X.device.type, GROUP["cpu"])):
+        t = tau[group][:, None]
+        for blocks in open_[:, group].any(1).nonzero()[:, 0].split(limit):
+            k = u[group] @ flat(training.rows(bag.order[blocks].flatten())).T
+            w = bag.weight[blocks]
+            w = w[None, ..., 0] if w.shape[2] == 1 else w[:, :, y[group]].movedim(2, 0)
+            w = (w * open_[blocks][:, group].T[..., None]).flatten(1)
+            tolerance = (bag.slack[blocks].flatten(), eps * t.abs())
+            part = pvalues.count(bag.b[blocks].flatten() - k, t, tolerance, w, axis=1)
+            above[group] += part[0]
+            equal[group] += part[1]
+            formed += len(group) * bag.real[blocks].sum()
+    return above, equal, formed
