@@ -21,7 +21,7 @@ LAYERS = {
     "problem": [],
     "convex": ["convex"],
     "curvature": ["problem", "curvature.base", "curvature.structured"],
-    "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint"],
+    "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint", "scores.kernels"],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},
     "comparison": [*BELOW_ESTIMATORS, *SERVICES, "estimators"],

@@ -1,0 +1,114 @@
+"""Counting on a GPU: the scores of all training points against all candidates, formed in registers and never stored.
+
+With a_ix = b_i − c_ix·u_ix the score of point i against candidate (x, y) is a_ix + c_ix·Q_iy. A program holds a tile of Q, points × labels,
+and goes through the objects. The points are sorted, so a tile's scores lie close together: `top` and `bottom`, bounds of a block's
+scores against an object, settle most tiles by one comparison with the extreme thresholds of the tile's labels.
+
+Written in Triton, which comes with PyTorch for CUDA. Import this module only where it is to be used: Triton takes its time.
+"""
+
+# mypy: ignore-errors
+# The bodies of kernels are Triton's language, which has no types to check.
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+except ImportError:  # the kernels below then exist, but cannot run
+    triton = tl = None
+
+    def jit(function):
+        return function
+
+
+POINTS, LABELS, WARPS = 32, 128, 1  # a tile: points × labels, and the warps that share it
+
+
+@jit
+def _bounds(c, u, b, slack, spread, a, top, bottom, n, POINTS: tl.constexpr):
+    """a = b − c·u, and the largest and smallest score of a block of points against an object, whatever the label."""
+    block, x = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = block * POINTS + tl.arange(0, POINTS)
+    factor = tl.load(c + x * n + i)
+    value = tl.load(b + i) - factor * tl.load(u + x * n + i)
+    tl.store(a + x * n + i, value)
+    reach = tl.abs(factor) * tl.load(spread + i) + 2 * tl.load(slack + i)
+    tl.store(top + x * (n // POINTS) + block, tl.max(value + reach, 0))
+    tl.store(bottom + x * (n // POINTS) + block, tl.min(value - reach, 0))
+
+
+@jit
+def _count(
+    Q, a, c, slack, top, bottom, low, high, lowest, highest, greater, not_below, n, m, n_classes,
+    POINTS: tl.constexpr, LABELS: tl.constexpr, PRUNE: tl.constexpr,
+):  # fmt: skip
+    """Add one tile's counts against every object: a − slack + cQ > high, and a + slack + cQ ≥ low."""
+    block, tile = tl.program_id(0), tl.program_id(1)
+    i = block * POINTS + tl.arange(0, POINTS)
+    y = tile * LABELS + tl.arange(0, LABELS)
+    real = y < n_classes
+    q = tl.load(Q + i.to(tl.int64)[:, None] * n_classes + y[None, :], mask=real[None, :], other=0.0)
+    room = tl.load(slack + i)
+    for step in range(m):
+        x = (step + block) % m  # programs that run together add to different counters
+        row = x.to(tl.int64) * n
+        some, all_ = True, False
+        if PRUNE:
+            edge = x * tl.num_programs(1) + tile
+            at = x * tl.num_programs(0) + block
+            some = tl.load(top + at) >= tl.load(lowest + edge)
+            all_ = tl.load(bottom + at) > tl.load(highest + edge)
+        if some:
+            into = x * n_classes + y
+            if all_:
+                whole = tl.full([LABELS], POINTS, tl.int32)
+                tl.atomic_add(greater + into, whole, mask=real, sem="relaxed")
+                tl.atomic_add(not_below + into, whole, mask=real, sem="relaxed")
+            else:
+                base, factor = tl.load(a + row + i), tl.load(c + row + i)
+                product = factor[:, None] * q
+                above = (base - room)[:, None] + product > tl.load(high + into, mask=real, other=0.0)[None, :]
+                reaching = (base + room)[:, None] + product >= tl.load(low + into, mask=real, other=0.0)[None, :]
+                k = tl.sum(above.to(tl.int32), 0)
+                tl.atomic_add(greater + into, k, mask=real & (k > 0), sem="relaxed")
+                k = tl.sum(reaching.to(tl.int32), 0)
+                tl.atomic_add(not_below + into, k, mask=real & (k > 0), sem="relaxed")
+
+
+def count(
+    Q: Tensor,
+    b: Tensor,
+    slack: Tensor,
+    spread: Tensor,
+    c: Tensor,
+    u: Tensor,
+    low: Tensor,
+    high: Tensor,
+    prune: bool = True,
+    points: int = POINTS,
+    labels: int = LABELS,
+    warps: int = WARPS,
+) -> tuple[Tensor, Tensor]:
+    """Numbers (m, C) of points surely above, and of those not below, each candidate's interval [low, high] (m, C).
+
+    Q (n, C), b, slack and spread = max_y|Q_iy| (n,), c and u (m, n), all float32 and contiguous; n a multiple of `points`. u is overwritten.
+    """
+    (n, n_classes), m = Q.shape, len(c)
+    tiles = -(-n_classes // labels)
+    top, bottom = c.new_empty(2, m, n // points)
+    _bounds[(n // points, m)](c, u, b, slack, spread, u, top, bottom, n, POINTS=points, num_warps=1)
+    pad = (0, tiles * labels - n_classes)
+    lowest = torch.nn.functional.pad(low, pad, value=torch.inf).view(m, tiles, labels).amin(2)
+    highest = torch.nn.functional.pad(high, pad, value=-torch.inf).view(m, tiles, labels).amax(2)
+    greater, not_below = torch.zeros(2, m, n_classes, dtype=torch.int32, device=Q.device)
+    _count[(n // points, tiles)](
+        Q, u, c, slack, top, bottom, low, high, lowest, highest, greater, not_below, n, m, n_classes,
+        POINTS=points, LABELS=labels, PRUNE=prune, num_warps=warps,
+    )  # fmt: skip
+    return greater, not_below

@@ -1,0 +1,324 @@
+"""The direct approximation for a softmax layer on fixed features, its curvature a Kronecker product: O(d + C) a point for all labels.
+
+A point's gradient is φ_i ⊗ r_i, with φ_i the layer's input (d, a 1 appended for the bias) and r_i = π_i − e_{y_i}. With 𝓗/n ≈ A ⊗ S,
+
+    A = Σφφᵀ/n + ω·diag(λ)/√λ̄        S = Σ(diag π_i − π_iπ_iᵀ)/n + (√λ̄/ω)·I        ω² = (tr A/d)/(tr S/C)
+
+where λ (d,) is the penalty of a column of the weights in mean form plus the damping, and λ̄ its mean: the product of the two added terms
+is the penalty, diag(λ) ⊗ I, and ω shares it out so that both factors are damped by the same part of their mean eigenvalue.
+S is singular along 1, to which every r is orthogonal: a multiple of 11ᵀ is added, and changes no product.
+
+    c_ix = φ_iᵀA⁻¹φ_x/n      Q = R S⁻¹ (n, C)      k_i(y) = c_ix((Qπ_x)_i − Q_iy)      s_i = c_ii·r_iᵀS⁻¹r_i
+    α_i = ℓ_i + q·s_i − k_i(y)                     τ_y = ℓ̂_y − (1−q)·ŝ_y
+
+Kept of a point: T_i = L⁻¹φ_i (A = LLᵀ), Q_i, ℓ_i, s_i, y_i; nothing of size d·C. As c_ix = T_i·T_x/n, rounding leaves an error relative to
+|T_i||T_x|, that is k_i one relative to √(s_iŝ), whatever the condition of A.
+
+Half precision. T may be kept in float16, on both sides, sums in float32. Its entries are at most √n and of order 1, so nothing overflows.
+All formulas then hold for the rounded features, the bounds among them, and a test point equal to a training point is tied with it.
+Against unrounded features c_ix has an error of about 2⁻¹¹√2·|T_i∘T_x| ≈ 2⁻¹¹√(2/d)·|T_i||T_x|: of k_i, 1.5e-5·√(s_iŝ) at d = 2,048.
+Losses, Q, s and thresholds are not rounded so.
+
+Pruning. Points are sorted by b_i = ℓ_i + q·s_i and cut into blocks; a chunk of blocks whose b differ from τ by more than
+√(max s·ŝ) is decided for that candidate, and only the others are multiplied with T_x. With c_ix known, |c_ix|·max_y|Q_iy| decides blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from fullconformal import pvalues
+from fullconformal.curvature.base import CurvatureError, Factor, factorise
+from fullconformal.problem import candidate_losses, losses, residuals
+from fullconformal.scores.base import Counts, Progress
+
+BLOCK, CHUNK = 64, 4096  # points a block, and points that are multiplied together
+PASS = 8192  # points that pass through float64 together
+
+
+def kronecker_factors(A: Tensor, S: Tensor, penalty: Tensor) -> tuple[Factor, Factor]:
+    """Factors of the damped A (d, d) and S (C, C), which are overwritten, at penalties λ (d,) in mean form."""
+    mean_a, mean_s, mean = A.diagonal().mean(), S.diagonal().mean(), penalty.mean()
+    if not (mean_a > 0 and mean_s > 0):
+        raise CurvatureError(
+            "the last layer has no curvature on these data: all features are zero, or all probabilities 0 or 1"
+        )
+    if mean > 0:
+        omega = (mean_a / mean_s).sqrt()
+        A.diagonal().add_(penalty * omega / mean.sqrt())
+        S.diagonal().add_(mean.sqrt() / omega)
+    S.add_(mean_s / len(S))
+    return factorise(A, 1, None, 0.0, A.dtype), factorise(S, 1, None, 0.0, S.dtype)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What diagnostics need: ∇F/n (C, d) of the layer, its Newton decrement, and the two factors' dampings and smallest eigenvalues."""
+
+    gradient: Tensor
+    newton_decrement: float
+    damping: float
+    smallest_eigenvalue: float
+
+
+class Passing:
+    """Training points on their way in, a batch at a time in any order: their features and residuals, and the sums over them."""
+
+    def __init__(self, d: int, n_classes: int, device: torch.device, dtype: torch.dtype, expected: int | None = None):
+        self.d, self.n, self.dtype = d, 0, dtype
+        room = max(1, PASS if expected is None else expected)
+        # Widths and heights that matrix units like; what is added stays zero.
+        self.phi = torch.zeros(-(-room // 128) * 128, -(-d // 16) * 16, dtype=dtype, device=device)
+        self.R = self.phi.new_zeros(len(self.phi), n_classes)
+        self.loss, self.y = self.phi.new_zeros(len(self.phi)), self.phi.new_zeros(len(self.phi), dtype=torch.long)
+        double = {"dtype": torch.float64, "device": device}
+        self.A, self.S = torch.zeros(d, d, **double), torch.zeros(n_classes, n_classes, **double)
+        self.G, self.pi = torch.zeros(n_classes, d, **double), torch.zeros(n_classes, **double)
+
+    def add(self, features: Tensor, logits: Tensor, y: Tensor) -> None:
+        """Take in points by their features (k, d), the bias's one included, logits (k, C) and labels (k,)."""
+        while self.n + len(y) > len(self.phi):
+            self.phi, self.R, self.loss, self.y = (
+                torch.cat([part, torch.zeros_like(part)]) for part in (self.phi, self.R, self.loss, self.y)
+            )
+        at = slice(self.n, self.n + len(y))
+        phi, logits = features.double(), logits.double()
+        pi, r = torch.softmax(logits, -1), residuals(logits, y)
+        self.phi[at, : self.d], self.R[at], self.loss[at], self.y[at] = phi, r, losses(logits, y), y
+        self.A.addmm_(phi.T, phi)
+        self.S.addmm_(pi.T, pi, alpha=-1)
+        self.G.addmm_(r.T, phi)
+        self.pi += pi.sum(0)
+        self.n += len(y)
+
+    def finish(self, weights: Tensor, penalty: Tensor, damping: float, q: float, half: bool) -> LastLayer:
+        """The bag at weights W (C, d) and their penalties λ (d,) in mean form, sorted for the scheme q; the buffers go into it."""
+        n, d = self.n, self.d
+        rows = -(-n // 128) * 128
+        self.phi, self.R, self.loss, self.y = (part[:rows] for part in (self.phi, self.R, self.loss, self.y))
+        S = (self.S + torch.diag(self.pi)) / n
+        a, s = kronecker_factors(self.A / n, S, penalty + damping)
+        root = torch.linalg.solve_triangular(a.matrix, torch.eye(d).to(a.matrix), upper=False)
+        inverse = torch.cholesky_inverse(s.matrix)
+        T = torch.zeros_like(self.phi, dtype=torch.float16) if half else self.phi
+        s_self = torch.zeros_like(self.loss)
+        for at in (slice(k, min(k + PASS, n)) for k in range(0, n, PASS)):
+            T[at, :d] = (self.phi[at, :d].double() @ root.T).to(T.dtype)
+            r = self.R[at].double()
+            solved = r @ inverse
+            energy = (r * solved).sum(1)
+            self.R[at], s_self[at] = solved, (T[at].double() ** 2).sum(1) * energy / n
+        del self.phi
+        G = self.G / n + weights * penalty
+        decrement = math.sqrt(n) * float(a.half(s.half(G.T.contiguous()).T.contiguous()).norm())
+        low = a.smallest_eigenvalue * s.smallest_eigenvalue
+        figures = Figures(G, decrement, damping + max(a.damping, s.damping), low)
+        order = torch.argsort(self.loss[:n] + q * s_self[:n], stable=True)
+        order = torch.cat([order, torch.arange(n, rows, device=order.device)])
+        for matrix in (T, self.R):
+            _reorder(matrix, order)
+        spread = torch.maximum(self.R.amax(1), -self.R.amin(1))
+        return LastLayer(
+            T, self.R, self.loss[order], s_self[order], self.y[order], order[:n], spread, n, root, inverse, figures
+        )
+
+
+def _reorder(matrix: Tensor, order: Tensor) -> None:
+    """Rows of a matrix in another order, in place, a few columns at a time."""
+    step = max(16, 2**24 // len(matrix))
+    for at in range(0, matrix.shape[1], step):
+        matrix[:, at : at + step] = matrix[order, at : at + step]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of m objects: T_x (m, d), π (m, C), thresholds τ, self-influences ŝ and rounding slack (m, C)."""
+
+    T: Tensor
+    pi: Tensor
+    tau: Tensor
+    s: Tensor
+    slack: Tensor
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The training bag: T (N, D), Q (N, C), ℓ, s and labels (N,), sorted; rows from n on and columns from d on are zeros."""
+
+    T: Tensor
+    Q: Tensor
+    loss: Tensor
+    self_influence: Tensor
+    y: Tensor
+    order: Tensor  # position in the stream, (n,)
+    spread: Tensor  # max_y |Q_iy| (N,)
+    n: int
+    root: Tensor  # L⁻¹ (d, d), float64
+    inverse: Tensor  # S⁻¹ (C, C), float64
+    figures: Figures
+
+    @property
+    def rounding(self) -> float:
+        """Relative error granted to sums of d and of C terms: four standard deviations, were the roundings independent."""
+        return 4 * math.sqrt(self.T.shape[1] + self.Q.shape[1]) * torch.finfo(self.Q.dtype).eps
+
+    @property
+    def slack(self) -> Tensor:
+        """Rounding error granted to each point's score, (N,)."""
+        return self.rounding * (self.loss + self.self_influence)
+
+    def base(self, q: float) -> Tensor:
+        """b = ℓ + q·s (N,), −∞ where there is no point."""
+        b = self.loss + q * self.self_influence
+        b[self.n :] = -torch.inf
+        return b
+
+    def candidates(self, features: Tensor, logits: Tensor, q: float) -> Candidates:
+        """Thresholds and what the products need, from features (m, d) and logits (m, C)."""
+        dtype, logits = self.Q.dtype, logits.double()
+        T = self.T.new_zeros(len(features), self.T.shape[1])
+        T[:, : len(self.root)] = (features.double() @ self.root.T).to(T.dtype)
+        c = (T.double() ** 2).sum(1, keepdim=True) / self.n
+        pi, loss, sigma = torch.softmax(logits, -1), candidate_losses(logits), self.inverse.diagonal()
+        P = pi @ self.inverse
+        s = c * ((P * pi).sum(1, keepdim=True) - 2 * P + sigma).clamp_min(0)
+        # u − Q_iy is a difference of terms that may be larger than it: |Q_iy|² ≤ σ_y·r_iᵀS⁻¹r_i.
+        terms = c * (sigma.sqrt() + pi @ sigma.sqrt()[:, None]) ** 2
+        own = self.rounding * (loss + terms) + 8 * torch.finfo(dtype).eps * logits.abs().amax(1, keepdim=True)
+        return Candidates(T, *(part.to(dtype) for part in (pi, loss - (1 - q) * s, s, own)))
+
+    def products(self, x: Candidates, at: slice) -> tuple[Tensor, Tensor]:
+        """c and (Qπ_x) of training points in a slice, (m, k) each."""
+        if self.T.dtype == torch.float16 and self.T.is_cuda:
+            c = torch.mm(x.T, self.T[at].T, out_dtype=torch.float32)
+        else:
+            c = x.T.to(self.Q.dtype) @ self.T[at].to(self.Q.dtype).T
+        return c.div_(self.n), x.pi @ self.Q[at].T
+
+
+@torch.no_grad()
+def last_layer_counts(
+    bag: LastLayer,
+    features: Tensor,
+    logits: Tensor,
+    q: float,
+    weights: Tensor | None = None,
+    class_conditional: bool = False,
+    prune: bool = True,
+    memory: int = 2**30,
+    progress: Progress | None = None,
+) -> Counts:
+    """Counts for the candidates of m objects from their features (m, d) and logits (m, C); weights (n,) of the training points."""
+    m, n_classes = logits.shape
+    w = torch.zeros(len(bag.T), dtype=torch.float64, device=bag.T.device)
+    w[: bag.n] = 1.0 if weights is None else weights[bag.order]
+    fused = weights is None and not class_conditional and has_kernels(bag.Q)
+    # The kernel holds two numbers for each pair of points; the other ways go by chunks, and by blocks × candidates.
+    each = 16 * len(bag.T) if fused else 8 * CHUNK * 8 + 64 * (CHUNK // BLOCK) * n_classes
+    step = max(1, min(128 if fused else 512, memory // 4 // each))
+    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=bag.T.device)
+    b, work = bag.base(q), 0
+    for start in range(0, m, step):
+        at = slice(start, start + step)
+        x = bag.candidates(features[at], logits[at], q)
+        if class_conditional:
+            work += _own_class(bag, b, w, x, counts[:, at])
+        elif fused:
+            work += _fused(bag, b, x, prune, counts[:, at])
+        else:
+            work += _pruned(bag, b, w, x, prune, counts[:, at])
+        if progress is not None:
+            progress(min(start + step, m), m)
+    greater, equal = counts.cpu().numpy()
+    return Counts(greater, equal, work / max(1, m * n_classes * bag.n))
+
+
+def has_kernels(like: Tensor) -> bool:
+    """Whether there are kernels for scores of a tensor's kind."""
+    return like.is_cuda and like.dtype == torch.float32 and find_spec("triton") is not None
+
+
+def _fused(bag: LastLayer, b: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
+    """Add the counts (2, m, C) of all training points in one kernel."""
+    from fullconformal.scores import kernels
+
+    c, u = bag.products(x, slice(None))
+    low, high = x.tau - x.slack, x.tau + x.slack
+    greater, not_below = kernels.count(bag.Q, b, bag.slack, bag.spread, c, u, low, high, prune)
+    counts[0] += greater
+    counts[1] += not_below - greater
+    return x.tau.numel() * bag.n
+
+
+def _own_class(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, counts: Tensor) -> int:
+    """Add the counts (2, m, C) where a candidate is compared with the points of its own label: one label a point."""
+    slack = bag.slack
+    for at in (slice(k, min(k + CHUNK, bag.n)) for k in range(0, bag.n, CHUNK)):
+        c, u = bag.products(x, at)
+        y = bag.y[at]
+        alpha = b[at] - c * (u - bag.Q[at].gather(1, y[:, None])[:, 0])
+        above = alpha - slack[at] > (x.tau + x.slack)[:, y]
+        tied = (alpha + slack[at] >= (x.tau - x.slack)[:, y]) & ~above
+        for into, part in zip(counts, (above, tied), strict=True):
+            into.index_add_(1, y, part * w[at])
+    return len(x.tau) * bag.n
+
+
+def _pruned(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
+    """Add the counts (2, m, C), chunk by chunk, of which most are decided; returns the number of scores formed."""
+    slack = bag.slack
+    low_tau, high_tau = x.tau - x.slack, x.tau + x.slack
+    work = 0
+    for at in (slice(k, min(k + CHUNK, len(b))) for k in range(0, len(b), CHUNK)):
+        s_max, margin = bag.self_influence[at].amax(), slack[at].amax()
+        reach = (s_max * x.s).sqrt() + 2 * margin
+        surely, never = b[at].amin() - reach > high_tau, b[at].amax() + reach < low_tau
+        if not prune:
+            surely, never = torch.zeros_like(surely), torch.zeros_like(never)
+        counts[0] += surely * w[at].sum()
+        alive = (~(surely | never)).any(1).nonzero()[:, 0]
+        if not len(alive):
+            continue
+        part = Candidates(*(field[alive] for field in (x.T, x.pi, x.tau, x.s, x.slack)))
+        c, u = bag.products(part, at)
+        found, formed = _blocks(
+            bag.Q[at], b[at], slack[at], bag.spread[at], w[at], c, u, part, (surely | never)[alive], prune
+        )
+        counts[:, alive] += found
+        work += formed
+    return work
+
+
+def _blocks(
+    Q: Tensor, b: Tensor, slack: Tensor, spread: Tensor, w: Tensor, c: Tensor, u: Tensor, x: Candidates, done: Tensor,
+    prune: bool,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """Counts (2, m, C) over one chunk of k points given c and u (m, k), for candidates not yet done (m, C); scores formed."""
+    m, n_classes = x.tau.shape
+    a = b - c * u
+    reach = c.abs() * spread + 2 * slack
+    top, bottom = ((a + sign * reach).view(m, -1, BLOCK) for sign in (1, -1))
+    top, bottom = top.amax(2)[:, :, None], bottom.amin(2)[:, :, None]  # (m, blocks, 1)
+    low_tau, high_tau = (x.tau - x.slack)[:, None], (x.tau + x.slack)[:, None]
+    open_ = (top >= low_tau) & ~done[:, None]
+    surely = open_ & (bottom > high_tau)
+    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=Q.device)
+    if prune:
+        counts[0] = torch.einsum("mbc,b->mc", surely.double(), w.view(-1, BLOCK).sum(1))
+        open_ &= ~surely
+    else:
+        open_ = torch.ones_like(open_)
+    Q, a, c = Q.view(-1, BLOCK, n_classes), a.view(m, -1, BLOCK), c.view(m, -1, BLOCK)
+    w, slack = w.view(-1, BLOCK), slack.view(-1, BLOCK)
+    i, j, y = open_.nonzero(as_tuple=True)
+    for i, j, y in zip(*(part.split(2**14) for part in (i, j, y)), strict=True):  # noqa: B020
+        alpha = a[i, j] + c[i, j] * Q[j, :, y]
+        found = pvalues.count(alpha, x.tau[i, y][:, None], (slack[j], x.slack[i, y][:, None]), w[j], axis=1)
+        for into, part in zip(counts, found, strict=True):
+            into.view(-1).index_add_(0, i * n_classes + y, part)
+    return counts, int(open_.sum()) * BLOCK
