@@ -130,7 +130,7 @@ def test_less_precision_moves_only_what_is_nearly_tied(dtype, half):
     bag = bag_of(W, phi, logits, y, dtype=dtype, half=half)
     out = last_layer_counts(bag, phi_x, logits_x, 1.0)
     x = bag.candidates(phi_x, logits_x, 1.0)
-    error = 2 * (bag.slack[: bag.n][None, None] + x.slack[..., None])
+    error = 2 * bag.room(x, slice(bag.n))[:, None] + (x.high - x.low)[..., None]
     if half:  # T rounded to 11 bits on both sides: 2·2⁻¹¹ of |T_i||T_x| at the very most
         error = error + 2**-10 * (bag.self_influence[: bag.n] * x.s[..., None]).sqrt()
     back = torch.argsort(bag.order)

@@ -31,6 +31,15 @@ def comparison_weight(
     return weight
 
 
+def comparison_total(
+    y: npt.NDArray[Any], n_classes: int, *, class_conditional: bool = False, weights: npt.NDArray[Any] | None = None
+) -> FloatArray:
+    """Weight of all training points a candidate is compared with, one number or (C,): sums of `comparison_weight`, not formed."""
+    ones = np.ones(len(y)) if weights is None else np.asarray(weights, dtype=np.float64)
+    total = np.bincount(y, ones, n_classes) if class_conditional else ones.sum(keepdims=True)
+    return np.asarray(total, dtype=np.float64)
+
+
 def count(alpha: Any, tau: Any, tolerance: Any = 0.0, weight: Any = None, *, axis: int = 0) -> tuple[Any, Any]:
     """Weight of the points with alpha above tau and of those tied with it, summed over the training points' axis.
 

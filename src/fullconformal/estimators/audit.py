@@ -124,6 +124,10 @@ def audit_engine(
     progress: Progress | None,
 ) -> Audit:
     """Audit of an engine on random pairs of X (m, ...) and labels."""
+    if not isinstance(engine, Differentiable) and not engine.valid:
+        raise ValueError(
+            "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
+        )
     if not isinstance(engine, Differentiable):
         return _exact_already(engine, X, query, n_pairs, level, rng)
     problem = engine.problem

@@ -49,6 +49,10 @@ class Query:
     prune: bool | str = "auto"
     weight: FloatArray | None = None
     progress: Progress | None = None
+    points: FloatArray | None = (
+        None  # weights (n,) and class_conditional are what `weight` is made of; separable engines read these
+    )
+    class_conditional: bool = False
 
 
 class Engine(ABC):
@@ -56,6 +60,8 @@ class Engine(ABC):
 
     #: whether sets hold the true label with the probability asked for, whatever the data
     valid = True
+    #: whether it takes the comparison weights as their two parts, so that the (n, C) matrix is never formed
+    separable = False
     #: number of training points
     n: int
 

@@ -39,7 +39,9 @@ from fullconformal.estimators.fitting import (
     split_pipeline,
     transform,
 )
+from fullconformal.estimators.large import check_stream, fitted_engine, prefit_engine
 from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions, too_large
+from fullconformal.estimators.streams import Stream, is_mapped, is_stream
 from fullconformal.problem import Problem
 
 
@@ -60,8 +62,9 @@ class FullConformalClassifier(FullOptions):
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
         Of the influence on the loss; of the model evaluated at shifted parameters; by a Newton step with updated curvature.
-    curvature : {"auto", "hessian", "ggn", "last_layer"} or Curvature, default="auto"
-        The matrix 𝓗. "auto" is the GGN, which for linear models is the Hessian. "last_layer" is the GGN of the last linear layer.
+    curvature : {"auto", "hessian", "ggn", "last_layer", "last_layer_kron"} or Curvature, default="auto"
+        The matrix 𝓗. "auto" is the GGN, which for linear models is the Hessian. "last_layer" is the GGN of the last linear layer;
+        "last_layer_kron" approximates it by a Kronecker product: millions of points and thousands of classes, from one pass.
     damping : float, optional
         Added to the mean-form curvature. By default 0 where the factorisation succeeds, else the smallest that works.
     l2 : float, optional
@@ -125,18 +128,23 @@ class FullConformalClassifier(FullOptions):
 
     # Fitting ----------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> FullConformalClassifier:
+    def fit(self, X: Any, y: Any = None) -> FullConformalClassifier:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
         ----------
         X : array-like (n, ...)
-            Objects; an array, DataFrame or tensor. With ``prefit=True``, those the model was trained on.
+            Objects; an array, DataFrame or tensor. With ``prefit=True``, those the model was trained on. With ``prefit=True`` and a
+            curvature of the last layer also a memory-mapped array, which is read batch by batch, or a
+            ``torch.utils.data.Dataset`` or ``DataLoader`` of pairs (object, label), read once, in any order.
         y : array-like (n,)
-            Labels.
+            Labels; None where X yields them, which must then be the indices of the network's outputs.
         """
         self._check_params()
         head, final = split_pipeline(self.estimator)
+        if is_stream(X):
+            check_stream(self, y)
+            return self._fit_stream(X)
         X, y = self._validate(X, y, reset=True, transformed=head is not None)
         self.classes_, index = encode_labels(y)
         self.method_ = self._method(final)
@@ -160,9 +168,22 @@ class FullConformalClassifier(FullOptions):
             self._labels = index
             self._recalibration: tuple[Any, Any, Any] | None = None
             self._engine = self._make_engine(final, X, index, settings, memory)
+        return self._tell()
+
+    def _fit_stream(self, X: Any) -> FullConformalClassifier:
+        """Fit to the pairs (object, label) that a dataset or loader yields."""
+        self.method_, self._transformer, self._recalibration = "influence", None, None
+        with progress_bar("training points", bool(self.verbose)) as progress:
+            engine = prefit_engine(self, Stream(X), progress)
+        self.classes_, self._labels, self._input_shape = np.arange(engine.n_classes), engine.labels, engine.input_shape
+        self._engine = engine
+        return self._tell()
+
+    def _tell(self) -> FullConformalClassifier:
+        """Warn of what must be known before the sets are trusted."""
         told = [self._caveat] if self._engine.valid else self.diagnose().warnings
         if any(told):
-            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
+            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
         return self
 
     def _make_engine(self, final: Any, X: Any, y: Any, settings: Settings, memory: int) -> Engine:
@@ -172,9 +193,14 @@ class FullConformalClassifier(FullOptions):
         if self.method_ == "exact" and not self._is_convex(final):
             fit_score = FitScore(final, replace(settings, progress=None), n_classes)
             return Refit(fit_score, X, y, self.n_jobs, self.checkpoint, print if self.verbose else None)
+        streams = self.curvature == "last_layer_kron" or (self.curvature == "last_layer" and is_mapped(X))
+        if streams and self.prefit and self.head is None and isinstance(final, nn.Module):
+            return prefit_engine(self, Stream(X, y), settings.progress, n_classes)
         problem = fit_problem(final, X, y, self.classes_, settings)
         if self.method_ != "influence":
             return (Symmetric if self.method_ == "symmetric" else Exact)(problem, memory)
+        if self.curvature == "last_layer_kron":
+            return fitted_engine(self, problem)
         if self.curvature == "last_layer":
             problem = last_layer(problem)
         curvature = self._curvature()
@@ -229,14 +255,13 @@ class FullConformalClassifier(FullOptions):
         self._check_scores()
         train, own = self._check_weights(weights, len(X))
         y = self._labels
-        weight = pvalues.comparison_weight(
-            y, len(self.classes_), class_conditional=self.class_conditional, weights=train
-        )
-        total = len(y) if weight is None else weight.sum(axis=0)
+        compared: Any = {"class_conditional": self.class_conditional, "weights": train}
+        weight = None if self._engine.separable else pvalues.comparison_weight(y, len(self.classes_), **compared)
+        total = pvalues.comparison_total(y, len(self.classes_), **compared)
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         with progress_bar("p-values", bool(self.verbose)) as progress:
-            query = self._query(weight, progress)
+            query = replace(self._query(weight, progress), points=train, class_conditional=self.class_conditional)
             if bounds:
                 assert isinstance(self._engine, Symmetric)
                 return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._engine.bounds(X, query))

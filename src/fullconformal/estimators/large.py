@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,16 +14,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.estimators.engines import Engine, FloatArray, Query
-from fullconformal.estimators.fitting import to_tensor
+from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
+from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline, to_tensor
 from fullconformal.estimators.heads import Backbone, last_step
+from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions, too_large
 from fullconformal.estimators.streams import BATCH, Stream
 from fullconformal.models.fitting import NotFinite
 from fullconformal.models.networks import is_zero_first
-from fullconformal.scores import last_layer
+from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress
-from fullconformal.scores.last_layer import Passing, last_layer_counts
+from fullconformal.scores.last_layer import PASS, Passing, last_layer_counts
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,18 @@ class Head:
     """A network in two: the frozen backbone that makes features, and the linear layer that makes logits of them."""
 
     backbone: Backbone
+    name: str
     layer: nn.Linear
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
     def of(cls, network: nn.Module, x: Tensor) -> Head:
-        """Split a network in eval mode; x is a batch of objects it takes."""
-        name = last_step(network, "auto", x[:2])
+        """Split a network; x is a batch of objects it takes."""
+        try:
+            name = last_step(network.eval(), "auto", x[:2])
+        except RuntimeError as error:
+            raise ValueError(f"estimator does not take objects of shape {tuple(x.shape[1:])}: {error}") from error
         layer = network.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         if is_zero_first(layer):
@@ -45,7 +52,7 @@ class Head:
                 "curvature='last_layer_kron' needs a last layer with one output a class; a logistic regression of two classes has "
                 "a single one, for which curvature='ggn' is exact and as cheap."
             )
-        return cls(Backbone(network, name), layer, x.device, x.dtype)
+        return cls(Backbone(network, name), name, layer, x.device, x.dtype)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,67 +88,38 @@ class LastLayer(Engine):
     valid, separable = False, True
 
     def __init__(
-        self,
-        network: nn.Module,
-        stream: Stream,
-        l2: tuple[float, float],
-        damping: float | None,
-        q: float,
-        device: torch.device | str,
-        memory: int,
-        half: bool = False,
-        progress: Progress | None = None,
-    ):
-        stream.check()
+        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], damping: float | None, q: float,
+        device: torch.device, memory: int, half: bool, progress: Progress | None,
+    ):  # fmt: skip
+        """Penalties by parameter in mean form; `half` keeps features in float16."""
         self.damping_chosen, self.memory, self.ordered = damping is None, memory, stream.ordered
-        dtype = next(network.parameters()).dtype
-        batches = stream.batches(device, dtype)
-        first = next(batches)
-        self.input_shape = tuple(first[0].shape[1:])
-        self.head = Head.of(network.eval(), first[0])
+        self.head, batches = open_stream(network, stream, device)
         weights = self.head.weights
         self.n_classes, d = weights.shape
-        check_memory(stream.expected, d, self.n_classes, dtype.itemsize, half, memory)
-        passing = Passing(d, self.n_classes, first[0].device, dtype, stream.expected)
-        labels = self._pass(chain([first], batches), passing, stream.expected, progress)
-        self.labels: npt.NDArray[np.int64] = np.concatenate(labels)
-        self.n = len(self.labels)
-        penalty = torch.full((d,), l2[0], dtype=torch.float64, device=weights.device)
-        if self.head.layer.bias is not None:
-            penalty[-1] = l2[1]
-        self.bag = passing.finish(weights, penalty, damping or 0.0, q, half)
-
-    def _pass(
-        self,
-        batches: Iterator[tuple[Tensor, Tensor]],
-        passing: Passing,
-        expected: int | None,
-        progress: Progress | None,
-    ) -> list[npt.NDArray[np.int64]]:
-        """Take in every batch; returns the labels."""
+        check_memory(stream.expected, d, self.n_classes, self.head.dtype.itemsize, half, memory)
+        passing = Passing(d, self.n_classes, self.head.device, self.head.dtype, stream.expected)
         labels = []
         for x, y in batches:
             check_labels(y, self.n_classes)
             phi, logits = self.head(x)
-            if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
-                raise NotFinite(
-                    f"the model's features or logits are not finite on points {passing.n} to {passing.n + len(y) - 1} of X."
-                )
+            check_finite(phi, logits, passing.n)
             passing.add(phi, logits, y)
             labels.append(y.cpu().numpy())
-            if progress is not None and expected:
-                progress(passing.n, expected)
-        return labels
+            if progress is not None and stream.expected:
+                progress(passing.n, stream.expected)
+        self.input_shape = tuple(x.shape[1:])
+        self.labels: npt.NDArray[np.int64] = np.concatenate(labels)
+        self.n = len(self.labels)
+        lam = torch.full((d,), penalty.get(f"{self.head.name}.weight", 0.0), dtype=torch.float64, device=weights.device)
+        if self.head.layer.bias is not None:
+            lam[-1] = penalty.get(f"{self.head.name}.bias", 0.0)
+        self.bag = passing.finish(weights, lam, damping or 0.0, q, half)
 
     def log_proba(self, X: Any) -> FloatArray:
         return torch.log_softmax(self.head.split(X)[1].double(), -1).cpu().numpy()
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        if query.approximation != "direct":
-            raise ValueError(
-                f"approximation={query.approximation!r} is not there with curvature='last_layer_kron'; use 'direct', or "
-                "curvature='last_layer'."
-            )
+        check_approximation(query.approximation)
         phi, logits = self.head.split(X)
         weights = None if query.points is None else torch.as_tensor(query.points, device=phi.device)
         if weights is not None and not self.ordered:
@@ -176,6 +154,138 @@ class LastLayer(Engine):
         )
 
 
+class OnFeatures(Engine):
+    """The exact GGN of the last layer of a network whose training points came as a stream: what is kept is their features."""
+
+    valid = False
+
+    def __init__(
+        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], curvature: Curvature, device: torch.device,
+        memory: int, prune: bool | str, progress: Progress | None,
+    ):  # fmt: skip
+        self.head, batches = open_stream(network, stream, device)
+        layer = self.head.layer
+        self.n_classes, p = layer.out_features, sum(q.numel() for q in layer.parameters())
+        needed = p**2 * (16 + 2 * self.head.dtype.itemsize)
+        if needed > memory:
+            raise MemoryError(too_large(needed, memory, p, "curvature='last_layer_kron' needs no such matrix"))
+        features, labels, self.n = [], [], 0
+        for x, y in batches:
+            check_labels(y, self.n_classes)
+            phi, logits = self.head(x)
+            check_finite(phi, logits, self.n)
+            features.append(phi[:, : layer.in_features])
+            labels.append(y)
+            self.n += len(y)
+            if progress is not None and stream.expected:
+                progress(self.n, stream.expected)
+        self.input_shape = tuple(x.shape[1:])
+        y = torch.cat(labels)
+        self.labels: npt.NDArray[np.int64] = y.cpu().numpy()
+        on = {f"0.{part}": self.n * penalty.get(f"{self.head.name}.{part}", 0.0) for part in ("weight", "bias")}
+        top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
+        problem = Problem(
+            top, torch.cat(features), y, {k: v for k, v in on.items() if k in dict(top.named_parameters())}
+        )
+        self.inner = Influence(problem, curvature, "ggn of the last layer", memory, prune)
+
+    def features(self, X: Any) -> Any:
+        """What the layer is given for objects X (m, ...)."""
+        return self.head.split(X)[0][:, : self.head.layer.in_features].cpu().numpy()
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return self.inner.log_proba(self.features(X))
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        return self.inner.counts(self.features(X), query)
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        return self.inner.diagnostics
+
+
+# From the classifier's options to an engine ---------------------------------------------------------------------------
+
+
+def check_stream(options: FullOptions, y: Any) -> None:
+    """Raise where a dataset or loader cannot be taken, before it is read."""
+    head, final = split_pipeline(options.estimator)
+    given = "a Dataset or DataLoader as X"
+    if y is not None:
+        raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
+    if not options.prefit or head is not None or options.head is not None or not isinstance(final, nn.Module):
+        raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
+    if options.curvature not in ("last_layer", "last_layer_kron"):
+        raise ValueError(
+            f"{given} needs curvature='last_layer_kron' or 'last_layer', which keep no training objects; got {options.curvature!r}."
+        )
+    if options.method not in ("auto", "influence"):
+        raise ValueError(f"{given} needs method='influence', got {options.method!r}.")
+
+
+def prefit_engine(
+    options: FullOptions, stream: Stream, progress: Progress | None, n_classes: int | None = None
+) -> LastLayer | OnFeatures:
+    """Engine of a trained network from one pass over its training points; n_classes where the labels are known."""
+    network = copy.deepcopy(split_pipeline(options.estimator)[1])
+    device, dtype = options._device(), DTYPES[options.dtype] or next(network.parameters()).dtype
+    network = network.to(device=device, dtype=dtype).eval()
+    if n_classes is not None:
+        check_outputs(network, torch.as_tensor(np.array(stream.source[:2])).to(device, dtype), n_classes)
+    l2 = L2_NETWORK if options.l2 is None else options.l2
+    penalty = dict.fromkeys(dict(network.named_parameters()), l2)
+    memory = int(options.memory_budget * 2**30)
+    if options.curvature == "last_layer":
+        return OnFeatures(network, stream, penalty, options._curvature(), device, memory, options.prune, progress)
+    return _kronecker(options, network, stream, penalty, device, memory, progress)
+
+
+def fitted_engine(options: FullOptions, problem: Problem) -> LastLayer:
+    """Engine of the last layer of a model fitted here."""
+    parts = problem.unpack(problem.penalty).items()
+    penalty = {name: float(part.mean()) / problem.n for name, part in parts}
+    memory, device = int(options.memory_budget * 2**30), problem.X.device
+    return _kronecker(options, problem.model, Stream(problem.X, problem.y), penalty, device, memory, None)
+
+
+def _kronecker(
+    options: FullOptions, network: nn.Module, stream: Stream, penalty: Mapping[str, float], device: torch.device,
+    memory: int, progress: Progress | None,
+) -> LastLayer:  # fmt: skip
+    check_approximation(options.approximation)
+    half = device.type == "cuda" and options.dtype == "auto" and next(network.parameters()).dtype == torch.float32
+    q = SCHEMES[options.scheme]
+    return LastLayer(network, stream, penalty, options.damping, q, device, memory, half, progress)
+
+
+def open_stream(
+    network: nn.Module, stream: Stream, device: torch.device
+) -> tuple[Head, Iterator[tuple[Tensor, Tensor]]]:
+    """The network split at its last layer, and the batches of a stream that has been found readable."""
+    stream.check()
+    batches = stream.batches(device, next(network.parameters()).dtype)
+    first = next(batches)
+    return Head.of(network, first[0]), chain([first], batches)
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def check_approximation(approximation: str) -> None:
+    """Raise unless the approximation is the direct one."""
+    if approximation != "direct":
+        raise ValueError(
+            f"approximation={approximation!r} does not go with curvature='last_layer_kron'; use 'direct', or "
+            "curvature='last_layer'."
+        )
+
+
+def check_finite(phi: Tensor, logits: Tensor, at: int) -> None:
+    """Raise where features or logits are not finite; `at` is the first point's place in the stream."""
+    if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
+        raise NotFinite(f"the model's features or logits are not finite on points {at} to {at + len(phi) - 1} of X.")
+
+
 def check_labels(y: Tensor, n_classes: int) -> None:
     """Raise where a label is not the index of one of the network's outputs."""
     low, high = int(y.min()), int(y.max())
@@ -191,7 +301,7 @@ def check_memory(n: int | None, d: int, n_classes: int, size: int, half: bool, m
     if n is None:
         return
     needed = n * ((d + n_classes) * size + (2 * d if half else 0)) + 8 * (3 * d**2 + 3 * n_classes**2)
-    needed += 8 * last_layer.PASS * (2 * d + 3 * n_classes)
+    needed += 8 * PASS * (2 * d + 3 * n_classes)
     if needed > memory:
         raise MemoryError(
             f"features and residuals of {n:,} points ({d} + {n_classes} numbers each) need about {needed / 2**30:.3g} GiB, "

@@ -21,7 +21,7 @@ from fullconformal.sets import check_levels
 
 METHODS = ("auto", "influence", "symmetric", "exact")
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
-CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN}
+CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN, "last_layer_kron": GGN}
 NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
@@ -173,6 +173,8 @@ class FullOptions(ConformalClassifier):
     def _check_memory(self, final: Any, memory: int) -> None:
         """Raise, before any training, where the curvature of a module cannot fit."""
         if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature) or self.head is not None:
+            return
+        if self.curvature == "last_layer_kron":  # its state is checked once its size is known
             return
         dtype = DTYPES[self.dtype] or next(final.parameters()).dtype
         p = sum(q.numel() for q in final.parameters() if q.requires_grad)

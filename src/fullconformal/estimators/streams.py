@@ -22,6 +22,15 @@ def is_stream(X: Any) -> bool:
     return isinstance(X, (Dataset, DataLoader))
 
 
+def is_mapped(X: Any) -> bool:
+    """Whether an array, or what it is a view of, is a memory-mapped file."""
+    while isinstance(X, np.ndarray):
+        if isinstance(X, np.memmap):
+            return True
+        X = X.base
+    return False
+
+
 @dataclass(frozen=True)
 class Stream:
     """Batches (x, label) of a dataset, a loader, or arrays X (n, ...) and label indices y (n,)."""
@@ -73,8 +82,9 @@ class Stream:
         """Batches as the source gives them."""
         if self.y is not None:
             for at in range(0, len(self.y), BATCH):
+                part = self.source[at : at + BATCH]
                 # A copy of the batch alone: torch takes no read-only memory.
-                yield np.array(self.source[at : at + BATCH]), self.y[at : at + BATCH]
+                yield part if isinstance(part, Tensor) else np.array(part), self.y[at : at + BATCH]
             return
         for item in self.loader:
             if not isinstance(item, (tuple, list)) or len(item) != 2:

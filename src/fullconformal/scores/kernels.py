@@ -31,30 +31,31 @@ POINTS, LABELS, WARPS = 32, 128, 1  # a tile: points × labels, and the warps th
 
 
 @jit
-def _bounds(c, u, b, slack, spread, a, top, bottom, n, POINTS: tl.constexpr):
+def _bounds(c, u, b, slack, spread, w, v, a, top, bottom, n, POINTS: tl.constexpr):
     """a = b − c·u, and the largest and smallest score of a block of points against an object, whatever the label."""
     block, x = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = block * POINTS + tl.arange(0, POINTS)
     factor = tl.load(c + x * n + i)
     value = tl.load(b + i) - factor * tl.load(u + x * n + i)
     tl.store(a + x * n + i, value)
-    reach = tl.abs(factor) * tl.load(spread + i) + 2 * tl.load(slack + i)
+    room = tl.load(slack + i) + tl.load(v + x) * tl.load(w + i)
+    reach = tl.abs(factor) * tl.load(spread + i) + 2 * room
     tl.store(top + x * (n // POINTS) + block, tl.max(value + reach, 0))
     tl.store(bottom + x * (n // POINTS) + block, tl.min(value - reach, 0))
 
 
 @jit
 def _count(
-    Q, a, c, slack, top, bottom, low, high, lowest, highest, greater, not_below, n, m, n_classes,
+    Q, a, c, slack, w, v, top, bottom, low, high, lowest, highest, greater, not_below, n, m, n_classes,
     POINTS: tl.constexpr, LABELS: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile's counts against every object: a − slack + cQ > high, and a + slack + cQ ≥ low."""
+    """Add one tile's counts against every object: a + cQ − room > high, and a + cQ + room ≥ low, room = slack + w·v."""
     block, tile = tl.program_id(0), tl.program_id(1)
     i = block * POINTS + tl.arange(0, POINTS)
     y = tile * LABELS + tl.arange(0, LABELS)
     real = y < n_classes
     q = tl.load(Q + i.to(tl.int64)[:, None] * n_classes + y[None, :], mask=real[None, :], other=0.0)
-    room = tl.load(slack + i)
+    fixed, growing = tl.load(slack + i), tl.load(w + i)
     for step in range(m):
         x = (step + block) % m  # programs that run together add to different counters
         row = x.to(tl.int64) * n
@@ -72,6 +73,7 @@ def _count(
                 tl.atomic_add(not_below + into, whole, mask=real, sem="relaxed")
             else:
                 base, factor = tl.load(a + row + i), tl.load(c + row + i)
+                room = fixed + growing * tl.load(v + x)
                 product = factor[:, None] * q
                 above = (base - room)[:, None] + product > tl.load(high + into, mask=real, other=0.0)[None, :]
                 reaching = (base + room)[:, None] + product >= tl.load(low + into, mask=real, other=0.0)[None, :]
@@ -86,8 +88,10 @@ def count(
     b: Tensor,
     slack: Tensor,
     spread: Tensor,
+    w: Tensor,
     c: Tensor,
     u: Tensor,
+    v: Tensor,
     low: Tensor,
     high: Tensor,
     prune: bool = True,
@@ -97,18 +101,19 @@ def count(
 ) -> tuple[Tensor, Tensor]:
     """Numbers (m, C) of points surely above, and of those not below, each candidate's interval [low, high] (m, C).
 
-    Q (n, C), b, slack and spread = max_y|Q_iy| (n,), c and u (m, n), all float32 and contiguous; n a multiple of `points`. u is overwritten.
+    Q (n, C), b, slack, w and spread = max_y|Q_iy| (n,), c and u (m, n), v (m,), all float32 and contiguous; n a multiple of
+    `points`. A point's score may be wrong by slack + w·v. u is overwritten.
     """
     (n, n_classes), m = Q.shape, len(c)
     tiles = -(-n_classes // labels)
     top, bottom = c.new_empty(2, m, n // points)
-    _bounds[(n // points, m)](c, u, b, slack, spread, u, top, bottom, n, POINTS=points, num_warps=1)
+    _bounds[(n // points, m)](c, u, b, slack, spread, w, v, u, top, bottom, n, POINTS=points, num_warps=1)
     pad = (0, tiles * labels - n_classes)
     lowest = torch.nn.functional.pad(low, pad, value=torch.inf).view(m, tiles, labels).amin(2)
     highest = torch.nn.functional.pad(high, pad, value=-torch.inf).view(m, tiles, labels).amax(2)
     greater, not_below = torch.zeros(2, m, n_classes, dtype=torch.int32, device=Q.device)
     _count[(n // points, tiles)](
-        Q, u, c, slack, top, bottom, low, high, lowest, highest, greater, not_below, n, m, n_classes,
+        Q, u, c, slack, w, v, top, bottom, low, high, lowest, highest, greater, not_below, n, m, n_classes,
         POINTS=points, LABELS=labels, PRUNE=prune, num_warps=warps,
     )  # fmt: skip
     return greater, not_below

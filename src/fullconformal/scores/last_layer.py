@@ -21,23 +21,27 @@ Losses, Q, s and thresholds are not rounded so.
 
 Pruning. Points are sorted by b_i = ℓ_i + q·s_i and cut into blocks; a chunk of blocks whose b differ from τ by more than
 √(max s·ŝ) is decided for that candidate, and only the others are multiplied with T_x. With c_ix known, |c_ix|·max_y|Q_iy| decides blocks.
+
+Rounding. Scores closer than their rounding error are tied: a few units in the last place of ℓ, s and the logits, and for the product
+4√(d + C) of them, relative to |T_i||T_x|/n·2max_y|Q_iy|: w_i·v_x, a number of the point times one of the object.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from fullconformal import pvalues
 from fullconformal.curvature.base import CurvatureError, Factor, factorise
 from fullconformal.problem import candidate_losses, losses, residuals
 from fullconformal.scores.base import Counts, Progress
 
 BLOCK, CHUNK = 64, 4096  # points a block, and points that are multiplied together
+ULPS = 8  # units in the last place that a number may be wrong by
 PASS = 8192  # points that pass through float64 together
 
 
@@ -76,9 +80,8 @@ class Passing:
         self.phi = torch.zeros(-(-room // 128) * 128, -(-d // 16) * 16, dtype=dtype, device=device)
         self.R = self.phi.new_zeros(len(self.phi), n_classes)
         self.loss, self.y = self.phi.new_zeros(len(self.phi)), self.phi.new_zeros(len(self.phi), dtype=torch.long)
-        double = {"dtype": torch.float64, "device": device}
-        self.A, self.S = torch.zeros(d, d, **double), torch.zeros(n_classes, n_classes, **double)
-        self.G, self.pi = torch.zeros(n_classes, d, **double), torch.zeros(n_classes, **double)
+        sums = ((d, d), (n_classes, n_classes), (n_classes, d), (n_classes,))
+        self.A, self.S, self.G, self.pi = (torch.zeros(size, dtype=torch.float64, device=device) for size in sums)
 
     def add(self, features: Tensor, logits: Tensor, y: Tensor) -> None:
         """Take in points by their features (k, d), the bias's one included, logits (k, C) and labels (k,)."""
@@ -106,13 +109,13 @@ class Passing:
         root = torch.linalg.solve_triangular(a.matrix, torch.eye(d).to(a.matrix), upper=False)
         inverse = torch.cholesky_inverse(s.matrix)
         T = torch.zeros_like(self.phi, dtype=torch.float16) if half else self.phi
-        s_self = torch.zeros_like(self.loss)
+        s_self, length = torch.zeros_like(self.loss), torch.zeros_like(self.loss)
         for at in (slice(k, min(k + PASS, n)) for k in range(0, n, PASS)):
             T[at, :d] = (self.phi[at, :d].double() @ root.T).to(T.dtype)
             r = self.R[at].double()
             solved = r @ inverse
-            energy = (r * solved).sum(1)
-            self.R[at], s_self[at] = solved, (T[at].double() ** 2).sum(1) * energy / n
+            squared = (T[at].double() ** 2).sum(1)
+            self.R[at], length[at], s_self[at] = solved, squared.sqrt(), squared * (r * solved).sum(1) / n
         del self.phi
         G = self.G / n + weights * penalty
         decrement = math.sqrt(n) * float(a.half(s.half(G.T.contiguous()).T.contiguous()).norm())
@@ -123,9 +126,9 @@ class Passing:
         for matrix in (T, self.R):
             _reorder(matrix, order)
         spread = torch.maximum(self.R.amax(1), -self.R.amin(1))
-        return LastLayer(
-            T, self.R, self.loss[order], s_self[order], self.y[order], order[:n], spread, n, root, inverse, figures
-        )
+        w = 2 * spread * length[order] / math.sqrt(n)
+        loss, s_self, y = self.loss[order], s_self[order], self.y[order]
+        return LastLayer(T, self.R, loss, s_self, y, order[:n], spread, w, n, root, inverse, figures)
 
 
 def _reorder(matrix: Tensor, order: Tensor) -> None:
@@ -137,13 +140,18 @@ def _reorder(matrix: Tensor, order: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates of m objects: T_x (m, d), π (m, C), thresholds τ, self-influences ŝ and rounding slack (m, C)."""
+    """Candidates of m objects: T_x (m, d), π (m, C), thresholds τ from low to high and self-influences ŝ (m, C), v_x (m, 1)."""
 
     T: Tensor
     pi: Tensor
-    tau: Tensor
+    low: Tensor
+    high: Tensor
     s: Tensor
-    slack: Tensor
+    v: Tensor
+
+    def at(self, index: Tensor) -> Candidates:
+        """Those of some of the objects."""
+        return Candidates(*(part[index] for part in (self.T, self.pi, self.low, self.high, self.s, self.v)))
 
 
 @dataclass(frozen=True)
@@ -157,20 +165,20 @@ class LastLayer:
     y: Tensor
     order: Tensor  # position in the stream, (n,)
     spread: Tensor  # max_y |Q_iy| (N,)
+    w: Tensor  # |T_i|/√n·2max_y|Q_iy| (N,)
     n: int
     root: Tensor  # L⁻¹ (d, d), float64
     inverse: Tensor  # S⁻¹ (C, C), float64
     figures: Figures
 
-    @property
-    def rounding(self) -> float:
-        """Relative error granted to sums of d and of C terms: four standard deviations, were the roundings independent."""
-        return 4 * math.sqrt(self.T.shape[1] + self.Q.shape[1]) * torch.finfo(self.Q.dtype).eps
-
-    @property
+    @cached_property
     def slack(self) -> Tensor:
-        """Rounding error granted to each point's score, (N,)."""
-        return self.rounding * (self.loss + self.self_influence)
+        """Rounding error (N,) of b: that of its terms."""
+        return ULPS * torch.finfo(self.Q.dtype).eps * (self.loss + self.self_influence)
+
+    def room(self, x: Candidates, at: slice) -> Tensor:
+        """Rounding error (m, k) granted to the scores of training points in a slice."""
+        return self.slack[at] + x.v * self.w[at]
 
     def base(self, q: float) -> Tensor:
         """b = ℓ + q·s (N,), −∞ where there is no point."""
@@ -187,10 +195,10 @@ class LastLayer:
         pi, loss, sigma = torch.softmax(logits, -1), candidate_losses(logits), self.inverse.diagonal()
         P = pi @ self.inverse
         s = c * ((P * pi).sum(1, keepdim=True) - 2 * P + sigma).clamp_min(0)
-        # u − Q_iy is a difference of terms that may be larger than it: |Q_iy|² ≤ σ_y·r_iᵀS⁻¹r_i.
-        terms = c * (sigma.sqrt() + pi @ sigma.sqrt()[:, None]) ** 2
-        own = self.rounding * (loss + terms) + 8 * torch.finfo(dtype).eps * logits.abs().amax(1, keepdim=True)
-        return Candidates(T, *(part.to(dtype) for part in (pi, loss - (1 - q) * s, s, own)))
+        tau, eps = loss - (1 - q) * s, torch.finfo(dtype).eps
+        own = ULPS * eps * (loss + s + logits.abs().amax(1, keepdim=True))
+        v = 4 * math.sqrt(T.shape[1] + logits.shape[1]) * eps * c.sqrt()
+        return Candidates(T, *(part.to(dtype) for part in (pi, tau - own, tau + own, s, v)))
 
     def products(self, x: Candidates, at: slice) -> tuple[Tensor, Tensor]:
         """c and (Qπ_x) of training points in a slice, (m, k) each."""
@@ -248,77 +256,68 @@ def _fused(bag: LastLayer, b: Tensor, x: Candidates, prune: bool, counts: Tensor
     from fullconformal.scores import kernels
 
     c, u = bag.products(x, slice(None))
-    low, high = x.tau - x.slack, x.tau + x.slack
-    greater, not_below = kernels.count(bag.Q, b, bag.slack, bag.spread, c, u, low, high, prune)
+    v = x.v[:, 0].contiguous()
+    greater, not_below = kernels.count(bag.Q, b, bag.slack, bag.spread, bag.w, c, u, v, x.low, x.high, prune)
     counts[0] += greater
     counts[1] += not_below - greater
-    return x.tau.numel() * bag.n
+    return x.s.numel() * bag.n
 
 
 def _own_class(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, counts: Tensor) -> int:
     """Add the counts (2, m, C) where a candidate is compared with the points of its own label: one label a point."""
-    slack = bag.slack
     for at in (slice(k, min(k + CHUNK, bag.n)) for k in range(0, bag.n, CHUNK)):
         c, u = bag.products(x, at)
         y = bag.y[at]
         alpha = b[at] - c * (u - bag.Q[at].gather(1, y[:, None])[:, 0])
-        above = alpha - slack[at] > (x.tau + x.slack)[:, y]
-        tied = (alpha + slack[at] >= (x.tau - x.slack)[:, y]) & ~above
+        room = bag.room(x, at)
+        above = alpha - room > x.high[:, y]
+        tied = (alpha + room >= x.low[:, y]) & ~above
         for into, part in zip(counts, (above, tied), strict=True):
             into.index_add_(1, y, part * w[at])
-    return len(x.tau) * bag.n
+    return len(x.s) * bag.n
 
 
 def _pruned(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
     """Add the counts (2, m, C), chunk by chunk, of which most are decided; returns the number of scores formed."""
-    slack = bag.slack
-    low_tau, high_tau = x.tau - x.slack, x.tau + x.slack
-    work = 0
+    slack, work = bag.slack, 0
     for at in (slice(k, min(k + CHUNK, len(b))) for k in range(0, len(b), CHUNK)):
-        s_max, margin = bag.self_influence[at].amax(), slack[at].amax()
-        reach = (s_max * x.s).sqrt() + 2 * margin
-        surely, never = b[at].amin() - reach > high_tau, b[at].amax() + reach < low_tau
+        reach = (bag.self_influence[at].amax() * x.s).sqrt() + 2 * (slack[at].amax() + bag.w[at].amax() * x.v)
+        surely, never = b[at].amin() - reach > x.high, b[at].amax() + reach < x.low
         if not prune:
             surely, never = torch.zeros_like(surely), torch.zeros_like(never)
         counts[0] += surely * w[at].sum()
         alive = (~(surely | never)).any(1).nonzero()[:, 0]
         if not len(alive):
             continue
-        part = Candidates(*(field[alive] for field in (x.T, x.pi, x.tau, x.s, x.slack)))
-        c, u = bag.products(part, at)
-        found, formed = _blocks(
-            bag.Q[at], b[at], slack[at], bag.spread[at], w[at], c, u, part, (surely | never)[alive], prune
-        )
+        found, formed = _blocks(bag, b, w, x.at(alive), at, (surely | never)[alive], prune)
         counts[:, alive] += found
         work += formed
     return work
 
 
 def _blocks(
-    Q: Tensor, b: Tensor, slack: Tensor, spread: Tensor, w: Tensor, c: Tensor, u: Tensor, x: Candidates, done: Tensor,
-    prune: bool,
-) -> tuple[Tensor, int]:  # fmt: skip
-    """Counts (2, m, C) over one chunk of k points given c and u (m, k), for candidates not yet done (m, C); scores formed."""
-    m, n_classes = x.tau.shape
-    a = b - c * u
-    reach = c.abs() * spread + 2 * slack
-    top, bottom = ((a + sign * reach).view(m, -1, BLOCK) for sign in (1, -1))
-    top, bottom = top.amax(2)[:, :, None], bottom.amin(2)[:, :, None]  # (m, blocks, 1)
-    low_tau, high_tau = (x.tau - x.slack)[:, None], (x.tau + x.slack)[:, None]
-    open_ = (top >= low_tau) & ~done[:, None]
-    surely = open_ & (bottom > high_tau)
-    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=Q.device)
+    bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, at: slice, done: Tensor, prune: bool
+) -> tuple[Tensor, int]:
+    """Counts (2, m, C) over one chunk of training points, of candidates not yet done (m, C); the number of scores formed."""
+    m, n_classes = x.s.shape
+    c, u = bag.products(x, at)
+    a, room = b[at] - c * u, bag.room(x, at)
+    reach = c.abs() * bag.spread[at] + 2 * room
+    top, bottom = (a + reach).view(m, -1, BLOCK).amax(2), (a - reach).view(m, -1, BLOCK).amin(2)
+    open_ = (top[:, :, None] >= x.low[:, None]) & ~done[:, None]
+    surely = open_ & (bottom[:, :, None] > x.high[:, None])
+    w = w[at].view(-1, BLOCK)
+    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=w.device)
     if prune:
-        counts[0] = torch.einsum("mbc,b->mc", surely.double(), w.view(-1, BLOCK).sum(1))
+        counts[0] = torch.einsum("mbc,b->mc", surely.double(), w.sum(1))
         open_ &= ~surely
     else:
         open_ = torch.ones_like(open_)
-    Q, a, c = Q.view(-1, BLOCK, n_classes), a.view(m, -1, BLOCK), c.view(m, -1, BLOCK)
-    w, slack = w.view(-1, BLOCK), slack.view(-1, BLOCK)
-    i, j, y = open_.nonzero(as_tuple=True)
-    for i, j, y in zip(*(part.split(2**14) for part in (i, j, y)), strict=True):  # noqa: B020
+    Q, a, c, room = bag.Q[at].view(-1, BLOCK, n_classes), *(part.view(m, -1, BLOCK) for part in (a, c, room))
+    for i, j, y in zip(*(part.split(2**14) for part in open_.nonzero(as_tuple=True)), strict=True):
         alpha = a[i, j] + c[i, j] * Q[j, :, y]
-        found = pvalues.count(alpha, x.tau[i, y][:, None], (slack[j], x.slack[i, y][:, None]), w[j], axis=1)
-        for into, part in zip(counts, found, strict=True):
-            into.view(-1).index_add_(0, i * n_classes + y, part)
+        above = alpha - room[i, j] > x.high[i, y][:, None]
+        tied = (alpha + room[i, j] >= x.low[i, y][:, None]) & ~above
+        for into, part in zip(counts, (above, tied), strict=True):
+            into.view(-1).index_add_(0, i * n_classes + y, (part * w[j]).sum(1))
     return counts, int(open_.sum()) * BLOCK
