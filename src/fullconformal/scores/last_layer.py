@@ -106,8 +106,8 @@ class Passing:
         self.phi, self.R, self.loss, self.y = (part[:rows] for part in (self.phi, self.R, self.loss, self.y))
         S = (self.S + torch.diag(self.pi)) / n
         a, s = kronecker_factors(self.A / n, S, penalty + damping)
-        root = torch.linalg.solve_triangular(a.matrix, torch.eye(d).to(a.matrix), upper=False)
-        inverse = torch.cholesky_inverse(s.matrix)
+        root = a.half(torch.eye(d).to(S)).T.contiguous()  # L⁻¹
+        inverse = s.solve(torch.eye(len(S)).to(S))
         T = torch.zeros_like(self.phi, dtype=torch.float16) if half else self.phi
         s_self, length = torch.zeros_like(self.loss), torch.zeros_like(self.loss)
         for at in (slice(k, min(k + PASS, n)) for k in range(0, n, PASS)):
