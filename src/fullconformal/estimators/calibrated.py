@@ -21,6 +21,7 @@ from fullconformal.estimators.base import (
     ConformalWarning,
     check_number,
     check_option,
+    check_whole,
     encode_labels,
     progress_bar,
 )
@@ -118,11 +119,11 @@ class CalibratedClassifier(ConformalClassifier):
     def _check_params(self) -> None:
         check_option("conformity_score", self.conformity_score, SCORES)
         check_levels(self.confidence_level)
-        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
+        check_whole("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         if self.l2 is not None:
             check_number("l2", self.l2, 0, "None or a number ≥ 0")
         if self.k_reg is not None:
-            check_number("k_reg", self.k_reg, 0, "None or a whole number ≥ 0")
+            check_whole("k_reg", self.k_reg, 0, "None or a whole number ≥ 0")
         if self.lambda_reg is not None:
             check_number("lambda_reg", self.lambda_reg, 0, "None or a number ≥ 0")
         final = split_pipeline(self.estimator)[1]

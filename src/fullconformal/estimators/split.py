@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import check_number, check_option
+from fullconformal.estimators.base import check_option, check_whole
 from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
 from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.scores.adaptive import tune_raps
@@ -277,7 +277,7 @@ class AggregatedConformalClassifier(SplittingClassifier):
     def _check_params(self) -> None:
         super()._check_params()
         check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
-        check_number("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
+        check_whole("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
         self._check_raps()
 
     def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
