@@ -1,6 +1,7 @@
 """What split, cross, CV+, jackknife+ and aggregated conformal prediction share: scikit-learn's rules, estimators, bad input."""
 
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -265,11 +266,24 @@ def test_tensors_are_arrays():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_progress_and_arguments(method, capsys):
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_fitting_leaves_the_arguments_as_they_were(method):
     net = mlp(4, (5,), 3, "tanh")
-    options = {"verbose": 1} if method is not SplitConformalClassifier else {}
-    clf = method(net if method is not JackknifePlusClassifier else None, max_epochs=1, **options)
     before = [q.clone() for q in net.parameters()]
-    clf.fit(X, Y)
-    assert clf.estimator is (net if method is not JackknifePlusClassifier else None)
+    clf = method(net, max_epochs=1, verbose=1).fit(X[:20], Y[:20])
+    assert clf.get_params()["estimator"] is net
     assert all((a == b).all() for a, b in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("method", "steps"), [(CVPlusClassifier, 5), (JackknifePlusClassifier, 60)])
+def test_progress_is_told_model_by_model(method, steps, monkeypatch):
+    told = []
+
+    @contextmanager
+    def bar(label, shown):
+        assert shown
+        yield lambda *state: told.append(state)
+
+    monkeypatch.setattr("fullconformal.estimators.calibrated.progress_bar", bar)
+    method(GaussianNB(), verbose=1, random_state=0).fit(X, Y)
+    assert told == [(k + 1, steps) for k in range(steps)]

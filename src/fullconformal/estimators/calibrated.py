@@ -111,6 +111,7 @@ class CalibratedClassifier(ConformalClassifier):
     l2: float | None
     max_epochs: int
     random_state: Any
+    verbose: int
     _parts: list[Calibrated]
     _sizes: npt.NDArray[np.int64]  # calibration points: of all classes together, or of each
 
@@ -191,11 +192,13 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _fit_parts(self, X: Any, y: IntArray, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
         """Models fitted to the first half of each part, with their log-probabilities of the second, in order."""
-        jobs = (delayed(_fit_and_apply)(self.estimator, X, y, self.classes_, part, self._settings()) for part in parts)
-        with progress_bar("training", bool(getattr(self, "verbose", 0))) as progress:
+        with progress_bar("training", bool(self.verbose)) as progress:
+            alone = len(parts) == 1  # the bar then shows the training itself
+            settings = self._settings(progress=progress if alone else None)
+            jobs = (delayed(_fit_and_apply)(self.estimator, X, y, self.classes_, part, settings) for part in parts)
             found = Parallel(n_jobs=getattr(self, "n_jobs", None), return_as="generator")(jobs)
             for done, fitted in enumerate(found, 1):
-                if progress is not None:
+                if progress is not None and not alone:
                     progress(done, len(parts))
                 yield fitted
 

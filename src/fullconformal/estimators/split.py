@@ -78,6 +78,8 @@ class SplitConformalClassifier(SplittingClassifier):
         For modules.
     random_state : int, RandomState or None, default=None
         Seeds the split, training, randomised scores and smoothing.
+    verbose : int, default=0
+        1 shows the progress of a module's training.
 
     Attributes
     ----------
@@ -110,6 +112,7 @@ class SplitConformalClassifier(SplittingClassifier):
         l2: float | None = None,
         max_epochs: int = 200,
         random_state: Any = None,
+        verbose: int = 0,
     ):
         self.estimator = estimator
         self.conformity_score = conformity_score
@@ -124,6 +127,7 @@ class SplitConformalClassifier(SplittingClassifier):
         self.l2 = l2
         self.max_epochs = max_epochs
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
         """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
