@@ -287,3 +287,12 @@ def test_progress_is_told_model_by_model(method, steps, monkeypatch):
     monkeypatch.setattr("fullconformal.estimators.calibrated.progress_bar", bar)
     method(GaussianNB(), verbose=1, random_state=0).fit(X, Y)
     assert told == [(k + 1, steps) for k in range(steps)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_changed_after_fitting_are_refused(method):
+    clf = method(random_state=0).fit(X, Y)
+    for change in ({"conformity_score": "margin"}, {"class_conditional": True}):
+        with pytest.raises(ValueError, match="changed after fit; call fit again"):
+            clone(clf).fit(X, Y).set_params(**change).predict_set(X)
+    assert clf.set_params(confidence_level=0.5).predict_set(X).sum() <= clf.predict_set(X, 0.9).sum()

@@ -180,7 +180,7 @@ class CalibratedClassifier(ConformalClassifier):
         X, y = self._checked(X, y, reset=True)
         self.classes_, index = self._encode(y)
         rng = check_random_state(self.random_state)
-        self._seed = int(rng.randint(2**31))
+        self._seed, self._scored_by = int(rng.randint(2**31)), self._scoring()
         return X, index, rng
 
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
@@ -236,9 +236,15 @@ class CalibratedClassifier(ConformalClassifier):
         )
 
     def _objects(self, X: Any) -> Any:
-        """Checked objects."""
+        """Checked objects, to be scored as the calibration points were."""
         check_is_fitted(self)
+        if self._scored_by != self._scoring():
+            raise ValueError("conformity_score or an option of it was changed after fit; call fit again.")
         return self._checked(X, reset=False)
+
+    def _scoring(self) -> tuple[Any, ...]:
+        names = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
+        return tuple(getattr(self, name, None) for name in names)
 
     def _score_uniforms(self, X: Any) -> FloatArray | None:
         """The uniforms (m,) of randomised scores; None where they are not."""
