@@ -177,6 +177,8 @@ class Chord:
         points, signs = [change.x], [1.0]
         if change.removed is not None:
             points, signs = [change.x, bag.X[change.removed].T], [1.0, -1.0]
+            if not bool(change.x.any()):  # points are left out only
+                points, signs = points[1:], signs[1:]
         q = K * len(points)
         at_base = base.theta[:, :, None].expand(d, K, B)
         S = [s * unpacked(second(probabilities(at_points(x, at_base)))) for x, s in zip(points, signs, strict=True)]
@@ -191,7 +193,7 @@ class Chord:
         self.kappa_base = base.spread_at(change.x).sqrt().clamp(min=base.kappa)
         self.kappa = self.kappa_base
         if change.removed is not None:  # leaving a point out multiplies A by at most 1/(1 − t), t its leverage
-            T = torch.eye(K, dtype=D.dtype, device=D.device) + D[:, K:, K:] @ E[:, K:, K:]
+            T = torch.eye(K, dtype=D.dtype, device=D.device) + D[:, -K:, -K:] @ E[:, -K:, -K:]
             self.kappa = self.kappa_base / torch.linalg.det(T).clamp(min=EPS).sqrt()
 
     def step(self, columns: Tensor | slice, G: Tensor) -> Tensor:

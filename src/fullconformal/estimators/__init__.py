@@ -1,5 +1,15 @@
 """The classifiers people import."""
 
+from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
 from fullconformal.estimators.full import FullConformalClassifier
+from fullconformal.estimators.jackknife import JackknifePlusClassifier
+from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
 
-__all__ = ["FullConformalClassifier"]
+__all__ = [
+    "AggregatedConformalClassifier",
+    "CVPlusClassifier",
+    "CrossConformalClassifier",
+    "FullConformalClassifier",
+    "JackknifePlusClassifier",
+    "SplitConformalClassifier",
+]

@@ -164,6 +164,12 @@ def check_number(name: str, value: Any, low: float, what: str, *, strict: bool =
         raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
 
 
+def check_whole(name: str, value: Any, low: int, what: str) -> None:
+    """Raise unless value is a whole number ≥ low."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
 @contextmanager
 def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A callback (done, total) that draws a progress bar with the time left; None where it is not shown."""

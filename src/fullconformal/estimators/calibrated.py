@@ -21,6 +21,7 @@ from fullconformal.estimators.base import (
     ConformalWarning,
     check_number,
     check_option,
+    check_whole,
     encode_labels,
     progress_bar,
 )
@@ -110,6 +111,7 @@ class CalibratedClassifier(ConformalClassifier):
     l2: float | None
     max_epochs: int
     random_state: Any
+    verbose: int
     _parts: list[Calibrated]
     _sizes: npt.NDArray[np.int64]  # calibration points: of all classes together, or of each
 
@@ -118,11 +120,11 @@ class CalibratedClassifier(ConformalClassifier):
     def _check_params(self) -> None:
         check_option("conformity_score", self.conformity_score, SCORES)
         check_levels(self.confidence_level)
-        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
+        check_whole("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         if self.l2 is not None:
             check_number("l2", self.l2, 0, "None or a number ≥ 0")
         if self.k_reg is not None:
-            check_number("k_reg", self.k_reg, 0, "None or a whole number ≥ 0")
+            check_whole("k_reg", self.k_reg, 0, "None or a whole number ≥ 0")
         if self.lambda_reg is not None:
             check_number("lambda_reg", self.lambda_reg, 0, "None or a number ≥ 0")
         final = split_pipeline(self.estimator)[1]
@@ -178,7 +180,7 @@ class CalibratedClassifier(ConformalClassifier):
         X, y = self._checked(X, y, reset=True)
         self.classes_, index = self._encode(y)
         rng = check_random_state(self.random_state)
-        self._seed = int(rng.randint(2**31))
+        self._seed, self._scored_by = int(rng.randint(2**31)), self._scoring()
         return X, index, rng
 
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
@@ -190,11 +192,13 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _fit_parts(self, X: Any, y: IntArray, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
         """Models fitted to the first half of each part, with their log-probabilities of the second, in order."""
-        jobs = (delayed(_fit_and_apply)(self.estimator, X, y, self.classes_, part, self._settings()) for part in parts)
-        with progress_bar("training", bool(getattr(self, "verbose", 0))) as progress:
+        with progress_bar("training", bool(self.verbose)) as progress:
+            alone = len(parts) == 1  # the bar then shows the training itself
+            settings = self._settings(progress=progress if alone else None)
+            jobs = (delayed(_fit_and_apply)(self.estimator, X, y, self.classes_, part, settings) for part in parts)
             found = Parallel(n_jobs=getattr(self, "n_jobs", None), return_as="generator")(jobs)
             for done, fitted in enumerate(found, 1):
-                if progress is not None:
+                if progress is not None and not alone:
                     progress(done, len(parts))
                 yield fitted
 
@@ -232,9 +236,15 @@ class CalibratedClassifier(ConformalClassifier):
         )
 
     def _objects(self, X: Any) -> Any:
-        """Checked objects."""
+        """Checked objects, to be scored as the calibration points were."""
         check_is_fitted(self)
+        if self._scored_by != self._scoring():
+            raise ValueError("conformity_score or an option of it was changed after fit; call fit again.")
         return self._checked(X, reset=False)
+
+    def _scoring(self) -> tuple[Any, ...]:
+        names = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
+        return tuple(getattr(self, name, None) for name in names)
 
     def _score_uniforms(self, X: Any) -> FloatArray | None:
         """The uniforms (m,) of randomised scores; None where they are not."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sklearn.model_selection import KFold
 
 from fullconformal import pvalues
+from fullconformal.estimators.base import check_whole
 from fullconformal.estimators.calibrated import CalibratedClassifier, FloatArray, IntArray, Part
 
 
@@ -106,9 +107,7 @@ class FoldsClassifier(PooledClassifier):
     def _check_params(self) -> None:
         super()._check_params()
         self._check_raps()
-        whole = isinstance(self.n_folds, (int, np.integer)) and not isinstance(self.n_folds, bool)
-        if not whole or self.n_folds < 2:
-            raise ValueError(f"n_folds={self.n_folds!r} is not allowed; give a whole number ≥ 2.")
+        check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
         if self.cv is not None and not (hasattr(self.cv, "split") or isinstance(self.cv, list)):
             raise ValueError(
                 f"cv={self.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."

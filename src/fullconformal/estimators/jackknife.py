@@ -27,8 +27,8 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
     A label y of object x is in the set when #{i : s_i < s^(−i)(x, y)} < (1 − ε)(n + 1), where s^(−i) is the score by the model that has
     not seen point i and s_i that of point i itself. Sets hold the true label with probability at least 1 − 2ε, and mostly 1 − ε.
 
-    The n models of a logistic regression (None, or scikit-learn's with an L2 penalty; a Pipeline without transformers that learn)
-    are found by one fit and a few batched Newton steps, exact to rounding. Other classifiers are fitted n times.
+    The n models of a logistic regression (None, or scikit-learn's with an L2 penalty) are found by one fit and a few batched Newton
+    steps, exact to rounding. Other classifiers are fitted n times; Pipelines too, whose transformers have to be.
 
     Parameters
     ----------

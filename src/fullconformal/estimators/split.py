@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import check_number, check_option
+from fullconformal.estimators.base import check_option, check_whole
 from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
 from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.scores.adaptive import tune_raps
@@ -78,6 +78,8 @@ class SplitConformalClassifier(SplittingClassifier):
         For modules.
     random_state : int, RandomState or None, default=None
         Seeds the split, training, randomised scores and smoothing.
+    verbose : int, default=0
+        1 shows the progress of a module's training.
 
     Attributes
     ----------
@@ -110,6 +112,7 @@ class SplitConformalClassifier(SplittingClassifier):
         l2: float | None = None,
         max_epochs: int = 200,
         random_state: Any = None,
+        verbose: int = 0,
     ):
         self.estimator = estimator
         self.conformity_score = conformity_score
@@ -124,6 +127,7 @@ class SplitConformalClassifier(SplittingClassifier):
         self.l2 = l2
         self.max_epochs = max_epochs
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
         """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
@@ -277,7 +281,7 @@ class AggregatedConformalClassifier(SplittingClassifier):
     def _check_params(self) -> None:
         super()._check_params()
         check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
-        check_number("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
+        check_whole("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
         self._check_raps()
 
     def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
