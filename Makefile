@@ -3,10 +3,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types docs bench clean
+.PHONY: help venv demo test lint types docs bench paper paper-small clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP)  ## create .venv and install the package in it, with the pinned versions
 
@@ -36,6 +36,14 @@ bench: $(STAMP)  ## print the speed ratios and the peak memory
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/memory.py
+
+paper-small: $(STAMP)  ## the paper's tables and figures on reduced sizes, into build/paper-small; needs FULLCONFORMAL_DATA
+	$(BIN)/python -m paper.run --small --device cpu --out build/paper-small
+	$(BIN)/python -m paper.page build/paper-small
+
+paper: $(STAMP)  ## the paper's tables and figures in full, into paper/results; needs FULLCONFORMAL_DATA and a GPU, or a day
+	$(BIN)/python -m paper.run --out paper/results
+	$(BIN)/python -m paper.page paper/results
 
 clean:  ## remove the environment, caches and build outputs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist fullconformal-demo*

@@ -1,0 +1,131 @@
+"""The networks of one setting, all seeds and roles trained together and kept in the cache.
+
+Roles: "whole" (ACP: all of Z by the paper's recipe), "split" (four fifths, for split CP and RAPS), "fold0" … (CV+), "ours" (all of Z, to a
+gradient tolerance).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from fullconformal.models import paper_network
+from fullconformal.models.fitting import polish
+from fullconformal.models.stacked import Job, Recipe, Trained, hold_out, train_stacked, weights_only
+from paper.config import Real, key
+from paper.inputs import Inputs
+from paper.records import Records
+
+RECIPE = (
+    "data",
+    "seeds",
+    "n_train",
+    "autoencoder",
+    "max_epochs",
+    "patience",
+    "hold_out",
+    "lam",
+    "calibration",
+    "folds",
+)
+OURS = (
+    "data",
+    "seeds",
+    "n_train",
+    "autoencoder",
+    "max_epochs",
+    "patience",
+    "hold_out",
+    "lam",
+    "ours_l2",
+    "ours_epochs",
+)
+TOLERANCE = 1e-5  # of the mean gradient of our own fits
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network, the points it did not train or calibrate on apart: `train` it saw (to stop, too), `rest` it did not."""
+
+    model: nn.Module
+    train: np.ndarray
+    rest: np.ndarray
+    epochs: int
+    seconds: float
+
+
+def parts(config: Real, n: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What each role of a seed trains on and leaves out, positions in 0 … n − 1."""
+    order = np.random.RandomState(seed).permutation(n)
+    cut = n - round(config.calibration * n)
+    out = {"whole": (order, order[:0]), "split": (order[:cut], order[cut:])}
+    for k, rest in enumerate(np.array_split(order, config.folds)):
+        out[f"fold{k}"] = (np.setdiff1d(order, rest), rest)
+    return out
+
+
+def train_setting(
+    config: Real, model: str, inputs: Inputs, records: Records, device: str
+) -> dict[tuple[int, str], Network]:
+    """Networks by (seed, role)."""
+    factory = partial(paper_network, model, inputs.X.shape[2:], inputs.n_classes)
+    n, y = len(inputs.y), torch.as_tensor(inputs.y, device=device)
+    roles = {(seed, role): part for seed in config.seeds for role, part in parts(config, n, seed).items()}
+
+    def jobs() -> list[Job]:
+        out = []
+        for (seed, _role), (train, _) in roles.items():
+            fit, stop = hold_out(torch.as_tensor(train), config.hold_out, seed)
+            out.append(Job(seed, fit, stop, inputs.version(config.seeds.index(seed))))
+        return out
+
+    def by_recipe() -> dict[str, np.ndarray]:
+        start = time.perf_counter()
+        recipe = Recipe(max_epochs=config.max_epochs, patience=config.patience)
+        trained = train_stacked(factory, inputs.X, y, jobs(), weights_only(factory(), config.lam), recipe)
+        return packed(trained, time.perf_counter() - start)
+
+    def by_ours() -> dict[str, np.ndarray]:
+        start = time.perf_counter()
+        whole = [Job(seed, torch.arange(n), None, inputs.version(at)) for at, seed in enumerate(config.seeds)]
+        ridge = {name: config.ours_l2 for name, _ in factory().named_parameters()}
+        trained = train_stacked(factory, inputs.X, y, whole, ridge, Recipe(max_epochs=config.ours_epochs, cosine=True))
+        for job, one in zip(whole, trained, strict=True):
+            penalty = {name: n * value for name, value in ridge.items()}
+            polish(one.model, inputs.X[job.source], y, penalty, TOLERANCE, 300)
+        return packed(trained, time.perf_counter() - start)
+
+    name = f"{config.data}-{model}"
+    recipe = records.cached(f"networks-{name}-{key(config, *RECIPE)}", by_recipe)
+    out = {which: unpacked(factory, recipe, at, *part) for at, (which, part) in enumerate(roles.items())}
+    if any(method.startswith("ours") for method in config.methods):
+        kept = records.cached(f"ours-{name}-{key(config, *OURS)}", by_ours)
+        every = np.arange(n)
+        for at, seed in enumerate(config.seeds):
+            out[seed, "ours"] = unpacked(factory, kept, at, every, every[:0])
+    return out
+
+
+def packed(trained: list[Trained], seconds: float) -> dict[str, np.ndarray]:
+    """Parameters of all networks as rows of one matrix, the epochs they took, and the seconds a network."""
+    rows = [np.concatenate([q.detach().cpu().numpy().ravel() for q in one.model.parameters()]) for one in trained]
+    epochs = np.array([one.epochs for one in trained])
+    return {"theta": np.stack(rows), "epochs": epochs, "seconds": np.array(seconds / len(trained))}
+
+
+def unpacked(
+    factory: partial[nn.Sequential], kept: dict[str, np.ndarray], at: int, train: np.ndarray, rest: np.ndarray
+) -> Network:
+    """One of the networks that were kept."""
+    model = factory().eval()
+    row, start = torch.as_tensor(kept["theta"][at]), 0
+    with torch.no_grad():
+        for q in model.parameters():
+            q.copy_(row[start : start + q.numel()].view_as(q))
+            start += q.numel()
+    return Network(model, train, rest, int(kept["epochs"][at]), float(kept["seconds"]))
