@@ -260,8 +260,9 @@ def _kernels_run(device: torch.device) -> bool:
     from fullconformal.scores import kernels
 
     ones = torch.ones(128, 128, device=device)
+    one = ones[0]
     try:
-        kernels.count(ones, *ones[:4], ones, ones.clone(), ones[0], ones, ones)
+        kernels.count(ones, one, one, one, one, ones, ones.clone(), one, ones, ones)
     except Exception as error:  # whatever it is, plain PyTorch counts as well
         warnings.warn(f"the GPU kernels do not compile here, counting is slower without them: {error}", stacklevel=2)
         return False
