@@ -29,8 +29,8 @@ def load(pointer, mask=None, other=0.0):
     return value if mask is None else torch.where(mask, value, torch.tensor(other, dtype=value.dtype))
 
 
-def store(pointer, value):
-    pointer.tensor.view(-1)[pointer.addresses(None)] = value
+def store(pointer, value, mask):
+    pointer.tensor.view(-1)[pointer.addresses(mask)[mask]] = value[mask]
 
 
 def atomic_add(pointer, value, mask, sem):

@@ -141,6 +141,13 @@ def test_a_fitted_predictor_needs_no_training_objects():
         clf.audit(Xt)
 
 
+def test_a_stream_after_arrays_of_another_size():
+    X, y, Xt, _ = data()
+    wide = mlp(9, (10,), 3).double()
+    clf = classifier().fit(X, y).set_params(estimator=wide).fit(dataset(np.c_[X, X[:, :3]], y))
+    assert clf.predict_p(np.c_[Xt, Xt[:, :3]]).shape == (12, 3)
+
+
 def test_images_and_layers_without_bias():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5, bias=False)).eval()

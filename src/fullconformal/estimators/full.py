@@ -144,7 +144,8 @@ class FullConformalClassifier(FullOptions):
         head, final = split_pipeline(self.estimator)
         if is_stream(X):
             check_stream(self, y)
-            return self._fit_stream(X)
+            self._fit_stream(X)
+            return self._tell()
         X, y = self._validate(X, y, reset=True, transformed=head is not None)
         self.classes_, index = encode_labels(y)
         self.method_ = self._method(final)
@@ -170,14 +171,15 @@ class FullConformalClassifier(FullOptions):
             self._engine = self._make_engine(final, X, index, settings, memory)
         return self._tell()
 
-    def _fit_stream(self, X: Any) -> FullConformalClassifier:
+    def _fit_stream(self, X: Any) -> None:
         """Fit to the pairs (object, label) that a dataset or loader yields."""
         self.method_, self._transformer, self._recalibration = "influence", None, None
+        for name in ("n_features_in_", "feature_names_in_"):  # of an earlier fit to arrays
+            self.__dict__.pop(name, None)
         with progress_bar("training points", bool(self.verbose)) as progress:
             engine = prefit_engine(self, Stream(X), progress)
         self.classes_, self._labels, self._input_shape = np.arange(engine.n_classes), engine.labels, engine.input_shape
         self._engine = engine
-        return self._tell()
 
     def _tell(self) -> FullConformalClassifier:
         """Warn of what must be known before the sets are trusted."""

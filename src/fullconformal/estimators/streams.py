@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 BATCH = 1024
 
@@ -62,9 +62,7 @@ class Stream:
         if self.y is not None or not isinstance(self.source, DataLoader):
             return True
         plain = isinstance(self.source.sampler, SequentialSampler) or isinstance(self.source.dataset, IterableDataset)
-        return plain and (
-            self.source.batch_sampler is None or type(self.source.batch_sampler).__name__ == "BatchSampler"
-        )
+        return plain and (self.source.batch_sampler is None or type(self.source.batch_sampler) is BatchSampler)
 
     def check(self) -> None:
         """Raise where the source would not yield every training point once."""

@@ -28,20 +28,25 @@ except ImportError:  # the kernels below then exist, but cannot run
 
 
 POINTS, LABELS, WARPS = 32, 128, 1  # a tile: points × labels, and the warps that share it
+BLOCKS = 16  # of points whose bounds one program forms
 
 
 @jit
-def _bounds(c, u, b, slack, spread, w, v, a, top, bottom, n, POINTS: tl.constexpr):
+def _bounds(c, u, b, slack, spread, w, v, a, top, bottom, n, POINTS: tl.constexpr, BLOCKS: tl.constexpr):
     """a = b − c·u, and the largest and smallest score of a block of points against an object, whatever the label."""
-    block, x = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    i = block * POINTS + tl.arange(0, POINTS)
-    factor = tl.load(c + x * n + i)
-    value = tl.load(b + i) - factor * tl.load(u + x * n + i)
-    tl.store(a + x * n + i, value)
-    room = tl.load(slack + i) + tl.load(v + x) * tl.load(w + i)
-    reach = tl.abs(factor) * tl.load(spread + i) + 2 * room
-    tl.store(top + x * (n // POINTS) + block, tl.max(value + reach, 0))
-    tl.store(bottom + x * (n // POINTS) + block, tl.min(value - reach, 0))
+    x = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    i = block[:, None] * POINTS + tl.arange(0, POINTS)[None, :]
+    real = i < n
+    at = x * n + i
+    factor = tl.load(c + at, mask=real, other=0.0)
+    value = tl.load(b + i, mask=real, other=0.0) - factor * tl.load(u + at, mask=real, other=0.0)
+    tl.store(a + at, value, mask=real)
+    room = tl.load(slack + i, mask=real, other=0.0) + tl.load(v + x) * tl.load(w + i, mask=real, other=0.0)
+    reach = tl.abs(factor) * tl.load(spread + i, mask=real, other=0.0) + 2 * room
+    into = x * (n // POINTS) + block
+    tl.store(top + into, tl.max(value + reach, 1), mask=block < n // POINTS)
+    tl.store(bottom + into, tl.min(value - reach, 1), mask=block < n // POINTS)
 
 
 @jit
@@ -107,7 +112,8 @@ def count(
     (n, n_classes), m = Q.shape, len(c)
     tiles = -(-n_classes // labels)
     top, bottom = c.new_empty(2, m, n // points)
-    _bounds[(n // points, m)](c, u, b, slack, spread, w, v, u, top, bottom, n, POINTS=points, num_warps=1)
+    grid = -(-n // (points * BLOCKS)), m
+    _bounds[grid](c, u, b, slack, spread, w, v, u, top, bottom, n, POINTS=points, BLOCKS=BLOCKS, num_warps=4)
     pad = (0, tiles * labels - n_classes)
     lowest = torch.nn.functional.pad(low, pad, value=torch.inf).view(m, tiles, labels).amin(2)
     highest = torch.nn.functional.pad(high, pad, value=-torch.inf).view(m, tiles, labels).amax(2)

@@ -29,8 +29,9 @@ Rounding. Scores closer than their rounding error are tied: a few units in the l
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 
 import torch
@@ -248,7 +249,24 @@ def last_layer_counts(
 
 def has_kernels(like: Tensor) -> bool:
     """Whether there are kernels for scores of a tensor's kind."""
-    return like.is_cuda and like.dtype == torch.float32 and find_spec("triton") is not None
+    return like.is_cuda and like.dtype == torch.float32 and _kernels_run(like.device)
+
+
+@cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether Triton is there and compiles: it needs a C compiler, which not every machine has."""
+    if find_spec("triton") is None:
+        return False
+    from fullconformal.scores import kernels
+
+    ones = torch.ones(128, 128, device=device)
+    one = ones[0]
+    try:
+        kernels.count(ones, one, one, one, one, ones, ones.clone(), one, ones, ones)
+    except Exception as error:  # whatever it is, plain PyTorch counts as well
+        warnings.warn(f"the GPU kernels do not compile here, counting is slower without them: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def _fused(bag: LastLayer, b: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
