@@ -174,8 +174,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _name(self) -> str:
         """What the method is called beside others."""
-        family = type(self).__name__.removesuffix("Classifier").removesuffix("Conformal").lower()
-        return f"{family} CP, {self.method_}" if hasattr(self, "method_") else f"{family} CP"
+        return f"{type(self).__name__.removesuffix('Classifier').removesuffix('Conformal').lower()} CP"
 
     def _in_words(self) -> list[str]:
         """What a reader of the sets should know, a sentence each; a warning begins with "!"."""

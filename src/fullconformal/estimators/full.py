@@ -343,6 +343,9 @@ class FullConformalClassifier(FullOptions):
         check_is_fitted(self)
         return replace(self._engine.diagnostics, caveat=self._caveat)
 
+    def _name(self) -> str:
+        return f"full CP ({self.method_}, {self.scheme})"
+
     def _in_words(self) -> list[str]:
         if self._engine.valid:
             kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."

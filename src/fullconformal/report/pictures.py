@@ -75,4 +75,5 @@ def _halved(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     even = pixels[:, : max(height // 2 * 2, 1), : max(width // 2 * 2, 1)]
     down, across = max(height // 2, 1), max(width // 2, 1)
     blocks = even.reshape(k, down, min(height, 2), across, min(width, 2), channels)
-    return np.rint(blocks.mean(axis=(2, 4))).astype(np.uint8)
+    halved: npt.NDArray[np.uint8] = np.rint(blocks.mean(axis=(2, 4))).astype(np.uint8)
+    return halved

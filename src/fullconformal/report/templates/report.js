@@ -7,7 +7,7 @@
   const entry = data.entry.map(bytes); // by method, (m, C): the first position of the slider at which a label is in the set
   const p = new Float32Array(bytes(data.p).buffer); // (shown, C), of the first method
   const shown = data.shown || truth.map((_, i) => i);
-  const PAGE = 12, BARS = 5, MANY_CLASSES = 20, CHIPS = 12, FEATURES = 8, Z = 1.959963984540054;
+  const PAGE = 12, BARS = 5, MANY_CLASSES = 20, Z = 1.959963984540054;
   const state = { at: data.start, filter: "all", truth: "", order: "size", page: 0, allClasses: false };
 
   // Words and elements ---------------------------------------------------------------------------------------------------
@@ -17,9 +17,10 @@
   const percent = (x, digits = 1) => (Number.isFinite(x) ? `${(100 * x).toFixed(digits)}\u00a0%` : "–");
   const number = (x) => (Number.isFinite(x) ? x.toFixed(3) : "–");
   const grouped = (x) => x.toLocaleString("en");
+  const wholePercent = (x) => `${Number((100 * x).toPrecision(4))} %`;
   const levelText = (at) => `${Number((100 * levels[at]).toPrecision(6))}\u00a0%`;
   const epsilon = (at) => Number((1 - levels[at]).toPrecision(6));
-  const small = (x) => (x >= 0.1 ? x.toFixed(2) : x >= 0.01 ? x.toFixed(3) : x > 0 ? String(Number(x.toPrecision(1))) : "0");
+  const small = (x) => (x >= 0.01 ? x.toFixed(3) : x > 0 ? String(Number(x.toPrecision(2))) : "0");
 
   // Text is only ever set as text: whatever a label holds, it is shown, not run.
   function make(tag, attributes = {}, ...children) {
@@ -138,31 +139,30 @@
     return points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   }
 
-  // One chart of curves against the level. `of` gives value, low and high at a position; `y` says how they are scaled.
-  function chart(place, { label, y, of, bands, diagonal, described }) {
+  // One chart of curves against the level. `of` gives value, low and high at a position; `x` and `y` say how things are scaled.
+  function chart(place, { label, x, y, of, bands, diagonal, described }) {
     const width = Math.max(260, place.clientWidth), height = Math.round(Math.min(340, Math.max(240, width * 0.62)));
-    const box = { left: 46, right: width - 14, top: 12, bottom: height - 44 };
-    const first = levels[0];
-    const X = (level) => box.left + ((level - first) / (1 - first)) * (box.right - box.left);
+    const box = { left: 62, right: width - 14, top: 12, bottom: height - 44 };
+    const X = (level) => box.left + x.scale(level) * (box.right - box.left);
     const Y = (v) => box.bottom - y.scale(v) * (box.bottom - box.top);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": described });
     for (const v of y.ticks) {
       svg.append(make("line", { class: "grid", x1: box.left, x2: box.right, y1: Y(v), y2: Y(v) }));
       svg.append(make("text", { class: "tick", x: box.left - 8, y: Y(v) + 4, "text-anchor": "end" }, y.text(v)));
     }
-    const step = first < 0.4 ? 0.2 : 0.1;
-    for (let v = Math.ceil(first / step - 1e-9) * step; v < 1 + 1e-9; v += step) {
+    for (const v of x.ticks) {
       svg.append(make("line", { class: "mark", x1: X(v), x2: X(v), y1: box.bottom, y2: box.bottom + 4 }));
-      svg.append(make("text", { class: "tick", x: X(v), y: box.bottom + 18, "text-anchor": v > 0.97 ? "end" : "middle" }, `${Math.round(100 * v)} %`));
+      const anchor = X(v) > box.right - 16 ? "end" : "middle";
+      svg.append(make("text", { class: "tick", x: X(v), y: box.bottom + 18, "text-anchor": anchor }, wholePercent(v)));
     }
     svg.append(make("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
     svg.append(make("text", { class: "label", x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, "confidence asked for"));
     svg.append(make("text", { class: "label", transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, label));
     const clamp = (v) => Math.min(box.bottom, Math.max(box.top, v));
     if (diagonal) {
-      svg.append(make("line", { class: "diagonal", x1: X(first), y1: clamp(Y(first)), x2: X(1), y2: Y(1) }));
-      const at = first + 0.3 * (1 - first);
-      svg.append(make("text", { class: "note", x: X(at) + 8, y: Y(at) + 16 }, "exactly as asked"));
+      const first = levels[0], at = first + 0.35 * (1 - first);
+      svg.append(make("line", { class: "diagonal", x1: X(first), y1: Y(first), x2: X(1), y2: Y(1) }));
+      svg.append(make("text", { class: "note", x: X(at) + 10, y: Y(at) + 40 }, "dotted: exactly as asked"));
     }
     for (let k = methods.length - 1; k >= 0; k--) {
       if (k === 0 || bands) {
@@ -178,15 +178,14 @@
     svg.append(marker);
     place.replaceChildren(svg);
     svg.addEventListener("click", (event) => {
-      const x = event.clientX - svg.getBoundingClientRect().left;
-      const wanted = first + ((x - box.left) / (box.right - box.left)) * (1 - first);
-      choose(levels.reduce((best, level, at) => (Math.abs(level - wanted) < Math.abs(levels[best] - wanted) ? at : best), 0));
+      const away = (level) => Math.abs(X(level) - (event.clientX - svg.getBoundingClientRect().left));
+      choose(levels.reduce((best, level, at) => (away(level) < away(levels[best]) ? at : best), 0));
     });
     return () => {
-      const x = X(levels[state.at]);
-      marker.replaceChildren(make("line", { x1: x, x2: x, y1: box.top, y2: box.bottom }));
+      const here = X(levels[state.at]);
+      marker.replaceChildren(make("line", { x1: here, x2: here, y1: box.top, y2: box.bottom }));
       for (let k = methods.length - 1; k >= 0; k--) {
-        marker.append(make("circle", { class: `line-${k}`, cx: x, cy: clamp(Y(of(k, state.at).value)), r: k ? 3.5 : 5 }));
+        marker.append(make("circle", { class: `line-${k}`, cx: here, cy: clamp(Y(of(k, state.at).value)), r: k ? 3.5 : 5 }));
       }
     };
   }
@@ -195,8 +194,8 @@
   function drawCharts() {
     const lowest = Math.min(levels[0], ...curves.flat().map((now) => now.interval[0]));
     const floor = Math.max(0, Math.floor(lowest * 10) / 10);
-    const tens = [];
-    for (let v = Math.round(floor * 10); v <= 10; v += floor < 0.4 ? 2 : 1) tens.push(v / 10);
+    const tens = (from) => [...Array(11).keys()].filter((v) => v / 10 >= from - 1e-9 && (from > 0.3 || v % 2 === 0)).map((v) => v / 10);
+    const nines = (level) => Math.log((1 - levels[0]) / (1 - level)) / Math.log((1 - levels[0]) / (1 - levels[L - 1]));
     const largest = Math.max(1, ...curves.flat().map((now) => now.size.value));
     const least = Math.max(0.05, Math.min(0.8, ...curves.flat().map((now) => now.size.value)));
     const ends = [Math.log(least), Math.log(largest * 1.05)];
@@ -204,11 +203,13 @@
     moveMarkers = [
       chart($("chart-coverage"), {
         label: "coverage", diagonal: true, bands: false, described: "Coverage against the confidence asked for; the values at the chosen level are in the numbers above.",
-        y: { scale: (v) => (v - floor) / (1 - floor), ticks: tens, text: (v) => `${Math.round(100 * v)} %` },
+        x: { scale: (v) => (v - levels[0]) / (1 - levels[0]), ticks: tens(levels[0]) },
+        y: { scale: (v) => (v - floor) / (1 - floor), ticks: tens(floor), text: wholePercent },
         of: (k, at) => ({ value: curves[k][at].coverage.value, low: curves[k][at].interval[0], high: curves[k][at].interval[1] }),
       }),
       chart($("chart-size"), {
         label: "mean set size", bands: true, described: "Mean set size against the confidence asked for; the values at the chosen level are in the numbers above.",
+        x: { scale: nines, ticks: [0.5, 0.8, 0.9, 0.95, 0.99, 0.999].filter((v) => v >= levels[0] && v <= levels[L - 1]) },
         y: { scale: (v) => (Math.log(Math.max(v, least)) - ends[0]) / (ends[1] - ends[0]), ticks: sizes, text: String },
         of: (k, at) => {
           const { value, se } = curves[k][at].size, half = Number.isFinite(se) ? Z * se : 0;
@@ -276,6 +277,10 @@
     return { counts, list: found.filter(FILTERS[state.filter][1]).sort((a, b) => ORDERS[state.order](a, b) || a.i - b.i) };
   }
 
+  const longest = (names) => Math.max(0, ...names.map((name) => name.length));
+  const beside = data.sheet && longest(classes) <= 10; // the bars stand beside the picture where labels leave them room
+  const CHIPS = longest(classes) <= 10 ? 12 : 6;
+  const features = data.rows && longest(data.rows.names) > 12 ? 6 : 8; // long names get a line each
   const chip = (k, i) => make("span", { class: k === truth[i] ? "chip true" : "chip" }, classes[k]);
 
   function setOf({ i, j, size, covered }) {
@@ -316,9 +321,9 @@
     const { names, values, total } = data.rows;
     const cell = (v) => (v === null ? "missing" : String(v));
     const entries = names.map((name, k) => make("div", {}, make("dt", { title: name }, name), make("dd", { title: cell(values[j][k]) }, cell(values[j][k]))));
-    const rest = entries.length > FEATURES ? make("details", {},
-      make("summary", {}, total > names.length ? `${names.length} of ${total} features` : `all ${total} features`), make("dl", {}, ...entries.slice(FEATURES))) : null;
-    return make("div", { class: "row" }, make("dl", {}, ...entries.slice(0, FEATURES)), rest);
+    const rest = entries.length > features ? make("details", {},
+      make("summary", {}, total > names.length ? `${names.length} of ${total} features` : `all ${total} features`), make("dl", {}, ...entries.slice(features))) : null;
+    return make("div", { class: features === 6 ? "row long" : "row" }, make("dl", {}, ...entries.slice(0, features)), rest);
   }
 
   function cardOf(object) {
@@ -327,7 +332,7 @@
       ? make("span", {}, make("span", { class: "what" }, "model says"), make("b", {}, classes[data.predicted.label[j]]), ` ${percent(data.predicted.probability[j], 0)}`) : null;
     return make("li", { class: "card", "data-object": i },
       make("div", { class: "top" }, make("h3", {}, `Object ${i}`), make("span", { class: covered ? "state held" : "state missed" }, covered ? "✓ covered" : "✗ missed")),
-      make("div", { class: data.sheet ? "looks beside" : "looks" }, lookOf(object), barsOf(object)),
+      make("div", { class: beside ? "looks beside" : "looks" }, lookOf(object), barsOf(object)),
       setOf(object),
       make("div", { class: "facts" }, make("span", {}, make("span", { class: "what" }, "truth"), make("b", { class: "truth" }, classes[truth[i]])), guess));
   }
