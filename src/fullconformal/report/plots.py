@@ -96,9 +96,9 @@ def plot_class_coverage(
     >>> plot_class_coverage([[0.6, 0.02], [0.3, 0.2]], [0, 1]).get_xlabel()
     'coverage at 90% confidence'
     """
-    ax = _axes(ax)
     values, labels = np.asarray(p, dtype=np.float64), np.asarray(y)
     by_class = metrics.class_coverage(prediction_sets(values, level), labels, classes)
+    ax = _axes(ax, height=max(4.0, 0.22 * len(by_class)))
     count = [int((labels == label).sum()) for label in by_class]
     share = np.array([estimate.value for estimate in by_class.values()])
     low, high = np.transpose([wilson(round(q * of), of) for q, of in zip(share, count, strict=True)])
@@ -106,11 +106,12 @@ def plot_class_coverage(
     ax.barh(
         range(len(share)), share, xerr=np.abs([share - low, high - share]), color=BLUE, alpha=0.75, error_kw=whiskers
     )
-    ax.set_yticks(range(len(share)), [str(label) for label in by_class])
+    room = 72 * ax.bbox.height / ax.get_figure(root=True).dpi / len(share)  # points a label has
+    ax.set_yticks(range(len(share)), [str(label) for label in by_class], fontsize=min(10, 0.8 * room))
     ax.axvline(level, color=ORANGE, lw=1.2, ls="--")
     ax.set(xlabel=f"coverage at {100 * level:.6g}% confidence", xlim=(0, 1))
     _in_percent(ax.xaxis)
-    ax.invert_yaxis()
+    ax.set_ylim(len(share) - 0.4, -0.6)  # the first label on top
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -143,7 +144,13 @@ def plot_comparison(
         )
     ax.axhline(level, color=GREY, lw=1, ls=":")
     ax.annotate(
-        "asked for", (0, level), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points", color=GREY
+        "asked for",
+        (1, level),
+        (-2, -12),
+        ha="right",
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        color=GREY,
     )
     ax.set(xlabel="mean set size", ylabel=f"coverage at {100 * level:.6g}% confidence")
     ax.margins(0.25)
@@ -198,9 +205,9 @@ def _in_percent(*axes: Any) -> None:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _axes(ax: Any) -> Any:
+def _axes(ax: Any, height: float = 4.0) -> Any:
     if ax is not None:
         return ax
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(6, 4), layout="constrained").subplots()
+    return Figure(figsize=(6, height), layout="constrained").subplots()

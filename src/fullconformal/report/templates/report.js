@@ -200,6 +200,7 @@
     const least = Math.max(0.05, Math.min(0.8, ...curves.flat().map((now) => now.size.value)));
     const ends = [Math.log(least), Math.log(largest * 1.05)];
     const sizes = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].filter((v) => v >= least && v <= largest * 1.05);
+    const nineTicks = $("chart-size").clientWidth > 450 ? [0.5, 0.8, 0.9, 0.95, 0.99, 0.999] : [0.5, 0.9, 0.99, 0.999];
     moveMarkers = [
       chart($("chart-coverage"), {
         label: "coverage", diagonal: true, bands: false, described: "Coverage against the confidence asked for; the values at the chosen level are in the numbers above.",
@@ -209,7 +210,7 @@
       }),
       chart($("chart-size"), {
         label: "mean set size", bands: true, described: "Mean set size against the confidence asked for; the values at the chosen level are in the numbers above.",
-        x: { scale: nines, ticks: [0.5, 0.8, 0.9, 0.95, 0.99, 0.999].filter((v) => v >= levels[0] && v <= levels[L - 1]) },
+        x: { scale: nines, ticks: nineTicks.filter((v) => v >= levels[0] && v <= levels[L - 1]) },
         y: { scale: (v) => (Math.log(Math.max(v, least)) - ends[0]) / (ends[1] - ends[0]), ticks: sizes, text: String },
         of: (k, at) => {
           const { value, se } = curves[k][at].size, half = Number.isFinite(se) ? Z * se : 0;
@@ -237,7 +238,7 @@
         place(make("i", { class: "bar" }), "width", share), place(whisker, "width", high - low), place(make("i", { class: "asked" }), "left", level));
       const value = make("data", { value: share, "data-class": k }, percent(share));
       return make("tr", { class: high < level ? "low" : null }, make("th", { scope: "row", title: classes[k] }, classes[k]), make("td", {}, track),
-        make("td", {}, value), make("td", {}, `${grouped(covered[k])} of ${grouped(objects[k])}`, high < level ? make("b", { class: "flag" }, " low") : null));
+        make("td", {}, high < level ? make("b", { class: "flag" }, "low ") : null, value), make("td", {}, `${grouped(covered[k])} of ${grouped(objects[k])}`));
     }));
     const button = $("all-classes");
     button.hidden = !many;
