@@ -1,12 +1,14 @@
 """Figures: each function draws on the axes it is given, and what it draws is what the metrics say."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 from fullconformal import metrics
-from fullconformal.report import plots
+from fullconformal.report import page, plots
 from fullconformal.sets import prediction_sets
 
 RNG = np.random.default_rng(0)
@@ -69,3 +71,35 @@ def test_comparison_points_are_size_and_coverage():
     ]
     assert points == known
     assert {text.get_text() for text in ax.texts} >= set(P)
+
+
+# What red-green blind eyes see of linear RGB (Machado, Oliveira and Fernandes 2009, full severity).
+EYES = {
+    "all cones": np.eye(3),
+    "no green cones": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no red cones": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+}
+
+
+def lab(colours, eyes):
+    """CIE Lab of colours '#rrggbb' as those eyes see them."""
+    values = np.array([[int(colour[k : k + 2], 16) for k in (1, 3, 5)] for colour in colours]) / 255
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = (np.cbrt(np.clip(linear @ np.transpose(eyes), 1e-3, 1) @ to_xyz.T) / np.cbrt([0.9505, 1, 1.089])).T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
+@pytest.mark.parametrize("eyes", EYES)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_colours_of_lines_are_told_apart(eyes, theme):
+    style = (page.TEMPLATES / "report.css").read_text()
+    dark = re.findall(r"--line-\d: light-dark\(var\(--light-\d\), (#\w{6})\)", style)
+    colours = plots.COLOURS if theme == "light" else dark
+    seen = lab(colours, EYES[eyes])
+    apart = np.linalg.norm(seen[:, None] - seen, axis=2)[np.triu_indices(len(plots.COLOURS), 1)]
+    assert len(dark) == len(plots.COLOURS) and apart.min() > 15  # 2 is just noticeable side by side

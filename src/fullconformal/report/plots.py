@@ -12,7 +12,7 @@ from fullconformal import metrics
 from fullconformal.sets import check_levels, members, prediction_sets
 
 BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
-COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8b5cb1", "#b03060")
+COLOURS = (BLUE, ORANGE, GREEN, GREY, "#7d2fd6", "#1b2750")  # told apart by colour-blind eyes too
 STYLES = ("-", "--", "-.")
 
 
