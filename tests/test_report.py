@@ -296,3 +296,15 @@ def test_diagnostics_of_an_approximation_are_told_in_words():
     told = clf._in_words()
     assert any(line.startswith("The p-values are approximate") for line in told)
     assert sum(line.startswith("! ") for line in told) == len(clf.diagnose().warnings)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
+    X, y = load_iris(return_X_y=True)
+    clf = SplitConformalClassifier(random_state=0).fit(X[::2], y[::2])
+    monkeypatch.setattr(type(clf), "predict_p", lambda *_: pytest.fail("it worked first"))
+    with pytest.raises(FileNotFoundError, match="create it first"):
+        clf.report(X, y, tmp_path / "nowhere" / "report.html")
+    with pytest.raises(ValueError, match="X has 150 objects and y 149 labels"):
+        clf.report(X, y[1:], tmp_path / "report.html")
+    with pytest.raises(ValueError, match="give it another name"):
+        clf.report(X, y, tmp_path / "report.html", others={"split CP": None})

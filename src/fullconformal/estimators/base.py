@@ -149,10 +149,16 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.report(X[1::2], y[1::2], f"{tempfile.mkdtemp()}/iris.html").name
         'iris.html'
         """
-        from fullconformal.report.page import write_report
+        from fullconformal.report.page import check_folder, write_report
 
+        check_folder(path)
+        others = dict(others or {})
+        if len(X) != len(y):
+            raise ValueError(f"X has {len(X)} objects and y {len(y)} labels; give one label for each object.")
+        if self._name() in others:
+            raise ValueError(f"others has a method named {self._name()!r}, as this one is; give it another name.")
         p = {self._name(): self.predict_p(X)}
-        for name, other in (others or {}).items():
+        for name, other in others.items():
             p[name] = other.predict_p(X) if isinstance(other, ConformalClassifier) else other
         X = X.detach().cpu().numpy() if hasattr(X, "detach") else X
         if images is None and np.ndim(X) > 2:

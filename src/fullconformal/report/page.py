@@ -50,11 +50,7 @@ def write_report(path: str | Path, p: Mapping[str, npt.ArrayLike], y: npt.ArrayL
     >>> write_report(f"{folder}/report.html", {"ours": [[0.7, 0.05], [0.3, 0.2]]}, [0, 1]).name
     'report.html'
     """
-    path = Path(path)
-    if not path.resolve().parent.is_dir():
-        raise FileNotFoundError(
-            f"path={str(path)!r}: the folder {path.resolve().parent} does not exist; create it first."
-        )
+    path = check_folder(path)
     page = render_report(p, y, **options)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -62,6 +58,16 @@ def write_report(path: str | Path, p: Mapping[str, npt.ArrayLike], y: npt.ArrayL
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+    return path
+
+
+def check_folder(path: str | Path) -> Path:
+    """The path, or an error where its folder does not exist."""
+    path = Path(path)
+    if not path.resolve().parent.is_dir():
+        raise FileNotFoundError(
+            f"path={str(path)!r}: the folder {path.resolve().parent} does not exist; create it first."
+        )
     return path
 
 
