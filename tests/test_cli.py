@@ -11,13 +11,19 @@ from fullconformal.cli import main
 from fullconformal.report.demo import in_words, interesting
 
 
-def test_demo_prints_the_schemes_and_writes_the_figure(tmp_path):
+def test_demo_prints_the_schemes_and_writes_the_figure_and_the_report(tmp_path):
     out = tmp_path / "figure.png"
     result = CliRunner().invoke(main, ["demo", "--out", str(out), "--confidence", "0.95"], catch_exceptions=False)
     assert result.exit_code == 0
     for word in ("deleted", "studentized", "ordinary", "split CP", "coverage", "Diagnostics", "95% confidence"):
         assert word in result.output
     assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size > 20_000
+    report = tmp_path / "figure.html"
+    assert f"Report: {report}" in result.output
+    html = report.read_text(encoding="utf-8")
+    assert len(html) < 1e6
+    for word in ("Handwritten digits", "500 objects", "studentized", "split CP", "data:image/png"):
+        assert word in html
 
 
 def test_demo_refuses_a_missing_folder_before_it_works(tmp_path):
@@ -25,6 +31,8 @@ def test_demo_refuses_a_missing_folder_before_it_works(tmp_path):
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "nowhere" / "x.png")])
     assert result.exit_code == 2 and "does not exist" in result.output
     assert CliRunner().invoke(main, ["demo", "--confidence", "1.5"]).exit_code == 2
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "x.html")])
+    assert result.exit_code == 2 and "not the name of a figure" in result.output
     assert time.perf_counter() - start < 60
 
 

@@ -22,7 +22,7 @@ LAYERS = {
     "convex": ["convex"],
     "curvature": ["problem", "curvature.base", "curvature.structured"],
     "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint", "scores.kernels"],
-    "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "estimators"],
+    "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},
     "comparison": [*BELOW_ESTIMATORS, *SERVICES, "estimators"],
 }

@@ -11,7 +11,7 @@ import click
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("fullconformal-demo.png"),
-              show_default=True, help="Where the figure goes.")  # fmt: skip
+              show_default=True, help="Where the figure goes; the report goes beside it, as .html.")  # fmt: skip
 @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.99, show_default=True,
               help="Confidence level of the sets.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of training.")
@@ -30,6 +30,8 @@ def demo(out: Path, confidence: float, seed: int) -> None:
 
     if not out.resolve().parent.is_dir():
         raise click.BadParameter(f"the folder {out.resolve().parent} does not exist", param_hint="--out")
+    if out.suffix.lower() in (".html", ".htm"):
+        raise click.BadParameter(f"{out.name} is not the name of a figure; take .png, .pdf or .svg", param_hint="--out")
     console = Console()
     import torch
 
@@ -90,4 +92,13 @@ def demo(out: Path, confidence: float, seed: int) -> None:
     if not caught:
         console.print("Nothing to warn of.")
     draw(out, p, "deleted", images, yt, full.classes_, confidence)
+    report = full.report(
+        Xt,
+        yt,
+        out.with_suffix(".html"),
+        images=images.max() - images,  # ink on paper
+        others={"studentized": p["studentized"], "ordinary": p["ordinary"], "split CP": p["split"]},
+        title="Handwritten digits",
+    )
     console.print(f"\nFigure: {out.resolve()}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {report.resolve()}  (open it in a browser)", highlight=False, soft_wrap=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     classes_: Array
     estimator: Any
+    n_samples_fit_: int
     confidence_level: float
 
     @abstractmethod
@@ -103,6 +105,86 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         proba = None if allow_empty else self.predict_proba(X)
         chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
         return sets.as_labels(chosen, self.classes_) if as_labels else chosen
+
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        path: str | Path = "report.html",
+        *,
+        images: Any = None,
+        feature_names: Sequence[Any] | None = None,
+        others: Mapping[str, Any] | None = None,
+        title: str = "Prediction sets",
+    ) -> Path:
+        """Write a page about the sets of labelled objects: one HTML file that needs no network.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects, shown as pictures where they are arrays (m, H, W) or (m, channels, H, W), else as rows.
+        y : array-like (m,)
+            Their true labels.
+        path : path, default="report.html"
+            Where the page goes.
+        images : array, optional
+            Pictures of the objects, (m, H, W), (m, H, W, channels) or (m, channels, H, W), to be shown instead of X.
+        feature_names : sequence of str, optional
+            Names of the columns of X; a DataFrame brings its own.
+        others : mapping, optional
+            Methods to stand beside this one: a name, and a fitted conformal classifier or p-values (m, C).
+        title : str, default="Prediction sets"
+
+        Returns
+        -------
+        Path
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from sklearn.datasets import load_iris
+        >>> from fullconformal import FullConformalClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = FullConformalClassifier(l2=0.01).fit(X[::2], y[::2])
+        >>> clf.report(X[1::2], y[1::2], f"{tempfile.mkdtemp()}/iris.html").name
+        'iris.html'
+        """
+        from fullconformal.report.page import check_folder, write_report
+
+        check_folder(path)
+        others = dict(others or {})
+        if len(X) != len(y):
+            raise ValueError(f"X has {len(X)} objects and y {len(y)} labels; give one label for each object.")
+        if self._name() in others:
+            raise ValueError(f"others has a method named {self._name()!r}, as this one is; give it another name.")
+        p = {self._name(): self.predict_p(X)}
+        for name, other in others.items():
+            p[name] = other.predict_p(X) if isinstance(other, ConformalClassifier) else other
+        X = X.detach().cpu().numpy() if hasattr(X, "detach") else X
+        if images is None and np.ndim(X) > 2:
+            images = X
+        return write_report(
+            path,
+            p,
+            y,
+            classes=self.classes_,
+            confidence_level=self.confidence_level,
+            title=title,
+            n_train=getattr(self, "n_samples_fit_", None),
+            images=images,
+            rows=None if images is not None else X,
+            feature_names=feature_names,
+            proba=self.predict_proba(X),
+            diagnostics=self._in_words(),
+        )
+
+    def _name(self) -> str:
+        """What the method is called beside others."""
+        return f"{type(self).__name__.removesuffix('Classifier').removesuffix('Conformal').lower()} CP"
+
+    def _in_words(self) -> list[str]:
+        """What a reader of the sets should know, a sentence each; a warning begins with "!"."""
+        return []
 
     def _check_reachable(self, levels: npt.NDArray[np.float64]) -> None:
         """Warn of confidence levels at which sets hold all labels, whatever the object; nothing to warn of by default."""

@@ -179,6 +179,7 @@ class CalibratedClassifier(ConformalClassifier):
         self._check_params()
         X, y = self._checked(X, y, reset=True)
         self.classes_, index = self._encode(y)
+        self.n_samples_fit_ = len(index)
         rng = check_random_state(self.random_state)
         self._seed, self._scored_by = int(rng.randint(2**31)), self._scoring()
         return X, index, rng

@@ -103,6 +103,8 @@ class FullConformalClassifier(FullOptions):
     Attributes
     ----------
     classes_ : ndarray (C,)
+    n_samples_fit_ : int
+        Number of points learnt from.
     method_ : str
         The method that was taken.
 
@@ -148,6 +150,7 @@ class FullConformalClassifier(FullOptions):
             return self._tell()
         X, y = self._validate(X, y, reset=True, transformed=head is not None)
         self.classes_, index = encode_labels(y)
+        self.n_samples_fit_ = len(index)
         self.method_ = self._method(final)
         memory = int(self.memory_budget * 2**30)
         if self.method_ == "influence":
@@ -179,6 +182,7 @@ class FullConformalClassifier(FullOptions):
         with progress_bar("training points", bool(self.verbose)) as progress:
             engine = prefit_engine(self, Stream(X), progress)
         self.classes_, self._labels, self._input_shape = np.arange(engine.n_classes), engine.labels, engine.input_shape
+        self.n_samples_fit_ = len(self._labels)
         self._engine = engine
 
     def _tell(self) -> FullConformalClassifier:
@@ -341,6 +345,20 @@ class FullConformalClassifier(FullOptions):
         check_is_fitted(self)
         return replace(self._engine.diagnostics, caveat=self._caveat)
 
+    def _name(self) -> str:
+        return f"full CP ({self.method_}, {self.scheme})"
+
+    def _in_words(self) -> list[str]:
+        if self._engine.valid:
+            kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
+            return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
+        told = self.diagnose()
+        facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
+        return [
+            *(f"! {_sentence(text)}" for text in told.warnings),
+            facts if told.warnings else f"{facts} Nothing to warn of.",
+        ]
+
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
         """Compare with exact refits on random pairs of an object of X and a label.
 
@@ -406,3 +424,7 @@ def last_layer(problem: Problem) -> Problem:
     problem.model.requires_grad_(False)
     layers[-1].requires_grad_(True)
     return Problem(problem.model, problem.X, problem.y, penalty, problem.chunk)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.sets import members
+from fullconformal.sets import check_levels, members, prediction_sets
 
 BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
-COLOURS = (BLUE, ORANGE, GREEN, GREY, "#8b5cb1", "#b03060")
+COLOURS = (BLUE, ORANGE, GREEN, GREY, "#7d2fd6", "#1b2750")  # told apart by colour-blind eyes too
 STYLES = ("-", "--", "-.")
 
 
@@ -53,6 +53,112 @@ def plot_size_curve(
     return ax
 
 
+def plot_calibration(
+    p: Mapping[str, npt.ArrayLike],
+    y: npt.ArrayLike,
+    *,
+    classes: npt.ArrayLike | None = None,
+    levels: npt.ArrayLike | None = None,
+    ax: Any = None,
+) -> Any:
+    """Coverage against the confidence level, with bands of 95 % intervals; ``p`` maps a name to p-values (m, C), ``y`` (m,) is the truth.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> ax = plot_calibration({"ours": rng.uniform(size=(50, 3))}, rng.integers(3, size=50))
+    >>> ax.get_ylabel()
+    'coverage'
+    """
+    ax = _axes(ax)
+    grid = np.linspace(0.5, 0.999, 200) if levels is None else check_levels(levels)
+    ax.plot([grid.min(), 1], [grid.min(), 1], color=GREY, lw=1, ls=":", label="as asked")
+    for (name, values), colour in zip(p.items(), COLOURS * len(p), strict=False):
+        counts = [_covered(values, y, classes, level) for level in grid]
+        ax.plot(grid, [covered / of for covered, of in counts], color=colour, label=name, lw=1.8)
+        low, high = np.transpose([wilson(covered, of) for covered, of in counts])
+        ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
+    ax.set(xlabel="confidence level", ylabel="coverage", xlim=(grid.min(), 1), ylim=(None, 1.002))
+    _in_percent(ax.xaxis, ax.yaxis)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return ax
+
+
+def plot_class_coverage(
+    p: npt.ArrayLike, y: npt.ArrayLike, *, classes: npt.ArrayLike | None = None, level: float = 0.9, ax: Any = None
+) -> Any:
+    """Coverage among the objects of each label as bars with 95 % intervals, for p-values (m, C) and labels ``y`` (m,).
+
+    Examples
+    --------
+    >>> plot_class_coverage([[0.6, 0.02], [0.3, 0.2]], [0, 1]).get_xlabel()
+    'coverage at 90% confidence'
+    """
+    values, labels = np.asarray(p, dtype=np.float64), np.asarray(y)
+    by_class = metrics.class_coverage(prediction_sets(values, level), labels, classes)
+    ax = _axes(ax, height=max(4.0, 0.22 * len(by_class)))
+    count = [int((labels == label).sum()) for label in by_class]
+    share = np.array([estimate.value for estimate in by_class.values()])
+    low, high = np.transpose([wilson(round(q * of), of) for q, of in zip(share, count, strict=True)])
+    whiskers = {"ecolor": "0.25", "elinewidth": 1, "capsize": 2.5}
+    ax.barh(
+        range(len(share)), share, xerr=np.abs([share - low, high - share]), color=BLUE, alpha=0.75, error_kw=whiskers
+    )
+    room = 72 * ax.bbox.height / ax.get_figure(root=True).dpi / len(share)  # points a label has
+    ax.set_yticks(range(len(share)), [str(label) for label in by_class], fontsize=min(10, 0.8 * room))
+    ax.axvline(level, color=ORANGE, lw=1.2, ls="--")
+    ax.set(xlabel=f"coverage at {100 * level:.6g}% confidence", xlim=(0, 1))
+    _in_percent(ax.xaxis)
+    ax.set_ylim(len(share) - 0.4, -0.6)  # the first label on top
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def plot_comparison(
+    p: Mapping[str, npt.ArrayLike],
+    y: npt.ArrayLike,
+    *,
+    classes: npt.ArrayLike | None = None,
+    level: float = 0.9,
+    ax: Any = None,
+) -> Any:
+    """Methods by mean set size and coverage at one level, with a standard error each way; up and to the left is better.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> ax = plot_comparison({"ours": rng.uniform(size=(50, 3))}, rng.integers(3, size=50))
+    >>> ax.get_xlabel()
+    'mean set size'
+    """
+    ax = _axes(ax)
+    for (name, values), colour in zip(p.items(), COLOURS * len(p), strict=False):
+        told = metrics.summary(values, y, level, classes)
+        size, coverage = told["mean_size"], told["coverage"]
+        ax.errorbar(size.value, coverage.value, xerr=size.se, yerr=coverage.se, color=colour, fmt="o", ms=6, capsize=3)
+        ax.annotate(
+            name, (size.value, coverage.value), (7, 6), textcoords="offset points", color=colour, fontweight="bold"
+        )
+    ax.axhline(level, color=GREY, lw=1, ls=":")
+    ax.annotate(
+        "asked for",
+        (1, level),
+        (-2, -12),
+        ha="right",
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        color=GREY,
+    )
+    ax.set(xlabel="mean set size", ylabel=f"coverage at {100 * level:.6g}% confidence")
+    ax.margins(0.25)
+    _in_percent(ax.yaxis)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
 def plot_p_values(
     p: npt.ArrayLike, classes: npt.ArrayLike, *, level: float = 0.9, truth: Any = None, ax: Any = None
 ) -> Any:
@@ -78,9 +184,30 @@ def plot_p_values(
     return ax
 
 
-def _axes(ax: Any) -> Any:
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share; unlike a standard error it is honest where all or none succeed."""
+    z, share = 1.959963984540054**2 / trials, successes / trials
+    middle = (share + z / 2) / (1 + z)
+    half = np.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
+    return (0.0 if successes == 0 else float(middle - half)), (1.0 if successes == trials else float(middle + half))
+
+
+def _covered(p: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None, level: float) -> tuple[int, int]:
+    """Number of the sets that hold the true label, and number of sets."""
+    sets = prediction_sets(p, level)
+    return round(metrics.coverage(sets, y, classes).value * len(sets)), len(sets)
+
+
+def _in_percent(*axes: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _axes(ax: Any, height: float = 4.0) -> Any:
     if ax is not None:
         return ax
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(6, 4), layout="constrained").subplots()
+    return Figure(figsize=(6, height), layout="constrained").subplots()
