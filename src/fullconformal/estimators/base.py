@@ -104,6 +104,26 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
         return sets.as_labels(chosen, self.classes_) if as_labels else chosen
 
+    def save(self, path: Any, *, factory: Any = None) -> None:
+        """Write the fitted predictor to one safetensors file, which `fullconformal.load` reads; whole or not at all.
+
+        Parameters
+        ----------
+        path : path
+            By custom it ends in ``.safetensors``. A file of that name is replaced.
+        factory : str or callable, optional
+            For modules that are no sequence of usual layers: ``"package.module:function"`` that returns the architecture.
+            Weights are saved, code is not: whoever loads the file gives the factory again.
+
+        Raises
+        ------
+        StorageError
+            Where a part cannot be saved; it says which, and what to do.
+        """
+        from fullconformal.estimators.saving import save  # the engines it knows build on this module
+
+        save(self, path, factory=factory)
+
     def _check_reachable(self, levels: npt.NDArray[np.float64]) -> None:
         """Warn of confidence levels at which sets hold all labels, whatever the object; nothing to warn of by default."""
 
