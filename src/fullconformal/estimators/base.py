@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, nn
@@ -169,6 +169,11 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
     return classes, index.astype(np.int64)
+
+
+def first_rows(X: Any, most: int = 20) -> Any:
+    """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
+    return _safe_indexing(X, np.arange(min(_num_samples(X), most)))
 
 
 def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:

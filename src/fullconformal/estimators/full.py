@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from fullconformal.estimators.base import (
     ConformalWarning,
     check_number,
     encode_labels,
+    first_rows,
     progress_bar,
 )
 from fullconformal.estimators.engines import (
@@ -151,7 +152,7 @@ class FullConformalClassifier(FullOptions):
         memory = int(self.memory_budget * 2**30)
         if self.method_ == "influence":
             self._check_memory(final, memory)
-        self._sample = _safe_indexing(X, [0])  # a saved predictor is tried on it when it is loaded
+        self._sample = first_rows(X)
         self._transformer, X = fit_transformer(head, X, y, self.prefit)
         self._input_shape = tuple(X.shape[1:])
         with progress_bar("training", bool(self.verbose)) as progress:

@@ -167,12 +167,12 @@ def check_full(clf: FullConformalClassifier) -> None:
             isinstance(settings, tuple) and fresh.dtype == np.float64 and fresh.shape == index.shape, "recalibration"
         )
         require(bool(np.isfinite(fresh).all() and ((index >= 0) & (index < n_classes)).all()), "recalibration")
-    if not np.allclose(clf._prepare_inputs(clf._sample), X[:1], rtol=1e-5, atol=1e-6):
+    if not np.allclose(clf._prepare_inputs(clf._sample), X[: len(clf._sample)], rtol=1e-5, atol=1e-6):
         raise StorageError(
             "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
         )
     proba = clf.predict_proba(clf._sample)
-    require(proba.shape == (1, n_classes) and bool(np.isfinite(proba).all()), "model")
+    require(proba.shape == (len(clf._sample), n_classes) and bool(np.isfinite(proba).all()), "model")
     if not isinstance(engine, Symmetric):  # whose base fit was checked, and whose predictions take longer
         check_p(clf, n_classes)
 
@@ -212,7 +212,7 @@ def check_labels(clf: Any) -> int:
 def check_p(clf: Any, n_classes: int) -> None:
     """Raise unless the predictor gives p-values of its sample."""
     p = clf.predict_epsilon(clf._sample)
-    require(p.shape == (1, n_classes) and bool(((p >= 0) & (p <= 1)).all()), "p-values")
+    require(p.shape == (len(clf._sample), n_classes) and bool(((p >= 0) & (p <= 1)).all()), "p-values")
 
 
 ENGINES: dict[str, tuple[type, ...]] = {
