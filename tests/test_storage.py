@@ -118,6 +118,8 @@ CASES = {
     "network, float64, pruned": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=5, dtype="float64", prune=True),
     "network, newton": lambda: FullConformalClassifier(mlp(4, (3,), 3), max_epochs=5, approximation="newton"),
     "network, last layer": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=5, curvature="last_layer"),
+    "network, Kronecker last layer": lambda: FullConformalClassifier(
+        make_pipeline(StandardScaler(), mlp(4, (6,), 3)), max_epochs=5, curvature="last_layer_kron"),
     "network, head": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=5, head="auto"),
     "neighbours": lambda: FullConformalClassifier(KNeighborsClassifier(3, metric="manhattan")),
     "density": lambda: FullConformalClassifier(make_pipeline(RobustScaler(), KernelDensityClassifier(0.7))),
@@ -198,6 +200,16 @@ def test_prefit_pipelines_keep_their_fit(tmp_path):
     again = fullconformal.load(tmp_path / "it")
     same(clf, again, X[N:])
     assert np.array_equal(again.estimator.predict_proba(X), fitted.predict_proba(X))
+
+
+@pytest.mark.parametrize("curvature", ["last_layer", "last_layer_kron"])
+def test_predictors_of_streams_survive(curvature, tmp_path):
+    X, y = points()
+    index = np.unique(y, return_inverse=True)[1]
+    pairs = torch.utils.data.TensorDataset(torch.as_tensor(X[:N], dtype=torch.float32), torch.as_tensor(index[:N]))
+    clf = FullConformalClassifier(mlp(4, (6,), 3), prefit=True, curvature=curvature).fit(pairs)
+    clf.save(tmp_path / "it")
+    same(clf, fullconformal.load(tmp_path / "it"), X[N:])
 
 
 def test_another_process_says_the_same(tmp_path):
@@ -395,7 +407,7 @@ def signed(content, tensors, path, version="1"):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Files of seven predictors, with objects to predict and the p-values that are right."""
+    """Files of eight predictors, with objects to predict and the p-values that are right."""
     folder = tmp_path_factory.mktemp("saved")
     X, y = points()
     table, _ = frame()
@@ -404,6 +416,7 @@ def saved(tmp_path_factory):
         "network": (FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (3,), 3)), max_epochs=3), X),
         "symmetric": (FullConformalClassifier(), X),
         "neighbours": (FullConformalClassifier(KNeighborsClassifier()), X),
+        "last layer": (FullConformalClassifier(mlp(4, (3,), 3), max_epochs=3, curvature="last_layer_kron"), X),
         "split": (SplitConformalClassifier(random_state=0), X),
         "jackknife": (JackknifePlusClassifier(random_state=0), X),
         "cross": (CrossConformalClassifier(LogisticRegression(), random_state=0), X),

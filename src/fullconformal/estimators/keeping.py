@@ -12,15 +12,20 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from sklearn.base import clone
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullconformal.convex import LinearBag
 from fullconformal.estimators.calibrated import Calibrated, Piped
 from fullconformal.estimators.engines import Differentiable, Exact, Influence, LogProba, Neighbors, Refit, Symmetric
 from fullconformal.estimators.jackknife import LeaveOneOut
+from fullconformal.estimators.large import Head, LastLayer, OnFeatures
+from fullconformal.models.backbone import Backbone
 from fullconformal.problem import Problem
 from fullconformal.scores.base import prepare
+from fullconformal.scores.last_layer import Figures
+from fullconformal.scores.last_layer import LastLayer as LastLayerBag
 from fullconformal.storage import Kind, Packer, StorageError, Unpacker, exactly, expect, of_dataclass
 
 Values = dict[str, Any]
@@ -102,6 +107,58 @@ def refuse_refit(engine: Refit, _: Packer) -> Values:
     )
 
 
+def pack_head(head: Head) -> Values:
+    """The network of an engine that looks at its last layer."""
+    return {"network": head.backbone.network, "head": head.name}
+
+
+def unpack_head(values: Values, unpacker: Unpacker) -> Head:
+    """A network, split at its last layer again."""
+    network, name = values["network"], expect(values["head"], str)
+    layer = expect(network.get_submodule(name), nn.Linear)
+    return Head(Backbone(network, name), name, layer, unpacker.device, layer.weight.dtype)
+
+
+def pack_last_layer(engine: LastLayer, _: Packer) -> Values:
+    """The network, and what is kept of the training points."""
+    names = ("bag", "labels", "input_shape", "damping_chosen", "memory", "ordered")
+    return pack_head(engine.head) | {name: getattr(engine, name) for name in names}
+
+
+def unpack_last_layer(values: Values, unpacker: Unpacker) -> LastLayer:
+    """The engine again."""
+    engine: LastLayer = object.__new__(LastLayer)
+    engine.head, engine.bag = unpack_head(values, unpacker), expect(values["bag"], LastLayerBag)
+    engine.n, engine.n_classes = engine.bag.n, engine.head.layer.out_features
+    engine.labels, engine.input_shape = expect(values["labels"], np.ndarray), expect(values["input_shape"], tuple)
+    engine.damping_chosen, engine.ordered = expect(values["damping_chosen"], bool), expect(values["ordered"], bool)
+    engine.memory = expect(values["memory"], int)
+    rows = [
+        engine.bag.T,
+        engine.bag.Q,
+        *(getattr(engine.bag, name) for name in ("loss", "self_influence", "y", "spread", "w")),
+    ]
+    require(all(len(part) == len(rows[0]) for part in rows) and 0 < engine.n <= len(rows[0]), "training points")
+    order = engine.bag.order.sort().values
+    require(torch.equal(order, torch.arange(engine.n, device=order.device)), "order of the training points")
+    require(bool(((engine.bag.y >= 0) & (engine.bag.y < engine.n_classes)).all()), "labels")
+    return engine
+
+
+def pack_on_features(engine: OnFeatures, _: Packer) -> Values:
+    """The network, and the engine on its features."""
+    return pack_head(engine.head) | {"inner": engine.inner, "labels": engine.labels, "input_shape": engine.input_shape}
+
+
+def unpack_on_features(values: Values, unpacker: Unpacker) -> OnFeatures:
+    """The engine again."""
+    engine: OnFeatures = object.__new__(OnFeatures)
+    engine.head, engine.inner = unpack_head(values, unpacker), expect(values["inner"], Influence)
+    engine.n, engine.n_classes = engine.inner.n, engine.head.layer.out_features
+    engine.labels, engine.input_shape = expect(values["labels"], np.ndarray), expect(values["input_shape"], tuple)
+    return engine
+
+
 def pack_log_proba(model: LogProba, _: Packer) -> Values:
     """A fitted model; of a problem the first point only, as it trains no more."""
     fitted = model.model
@@ -137,6 +194,10 @@ ENGINE_KINDS = {
     "Symmetric": Kind(Symmetric, pack_symmetric, unpack_symmetric(Symmetric)),
     "Exact": Kind(Exact, pack_symmetric, unpack_symmetric(Exact)),
     "Neighbors": Kind(Neighbors, pack_neighbors, unpack_neighbors),
+    "LastLayer": Kind(LastLayer, pack_last_layer, unpack_last_layer),
+    "LastLayerBag": of_dataclass(LastLayerBag),
+    "Figures": of_dataclass(Figures),
+    "OnFeatures": Kind(OnFeatures, pack_on_features, unpack_on_features),
     "Refit": Kind(Refit, refuse_refit, lambda *_: None),
     "Calibrated": of_dataclass(Calibrated),
     "Piped": of_dataclass(Piped),

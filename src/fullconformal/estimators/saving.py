@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from fullconformal.estimators.engines import Differentiable, Engine, Exact, Infl
 from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.jackknife import JackknifePlusClassifier
 from fullconformal.estimators.keeping import ENGINE_KINDS, require
+from fullconformal.estimators.large import LastLayer, OnFeatures
 from fullconformal.estimators.options import METHODS
 from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
 from fullconformal.storage import KINDS, Factory, Kind, Packer, StorageError, Unpacker, expect, one_line, read, write
@@ -38,10 +40,9 @@ def save(clf: ConformalClassifier, path: Path | str, *, factory: Any = None, not
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
     check_is_fitted(clf)
     packer = Packer(kinds(), None if factory is None else Factory(factory))
-    engine = getattr(clf, "_engine", None)
     content = {
         "predictor": packer.pack(clf),
-        "device": str(engine.problem.X.device) if isinstance(engine, Differentiable) else "cpu",
+        "device": str(device_of(getattr(clf, "_engine", None))),
         "made_with": {"scikit-learn": sklearn.__version__, "torch": torch.__version__, "numpy": np.__version__},
         "notes": notes,
     }
@@ -108,6 +109,13 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
         ) from error
 
 
+def device_of(engine: Any) -> Any:
+    """Where an engine computes."""
+    if isinstance(engine, (LastLayer, OnFeatures)):
+        return engine.head.device
+    return engine.problem.X.device if isinstance(engine, Differentiable) else "cpu"
+
+
 def usable(device: str) -> bool:
     """Whether torch can put a tensor there; "meta" holds none."""
     try:
@@ -167,20 +175,32 @@ def check_full(clf: FullConformalClassifier) -> None:
             isinstance(settings, tuple) and fresh.dtype == np.float64 and fresh.shape == index.shape, "recalibration"
         )
         require(bool(np.isfinite(fresh).all() and ((index >= 0) & (index < n_classes)).all()), "recalibration")
-    if not np.allclose(clf._prepare_inputs(clf._sample), X[: len(clf._sample)], rtol=1e-5, atol=1e-6):
+    sample = clf._sample = clf._sample if hasattr(clf, "_sample") else blank(clf)
+    inputs = clf._prepare_inputs(sample)
+    if X is not None and not np.allclose(inputs, X[: len(sample)], rtol=1e-5, atol=1e-6):
         raise StorageError(
             "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
         )
-    proba = clf.predict_proba(clf._sample)
-    require(proba.shape == (len(clf._sample), n_classes) and bool(np.isfinite(proba).all()), "model")
+    proba = clf.predict_proba(sample)
+    require(proba.shape == (len(sample), n_classes) and bool(np.isfinite(proba).all()), "model")
     if not isinstance(engine, Symmetric):  # whose base fit was checked, and whose predictions take longer
         check_p(clf, n_classes)
 
 
+def blank(clf: FullConformalClassifier) -> Any:
+    """An object of zeros, to try a predictor on that was fitted to a stream and kept no object."""
+    require(isinstance(clf._engine, (LastLayer, OnFeatures)), "sample")
+    shape = clf._input_shape
+    require(all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= 2**24, "shape of objects")
+    return np.zeros((1, *shape))
+
+
 def points(engine: Engine) -> tuple[Any, Any]:
-    """The training points X (n, ...) and labels y (n,) that an engine holds."""
+    """The training points X (n, ...), None where they are not kept, and labels y (n,) that an engine holds."""
     if isinstance(engine, Differentiable):
         return engine.problem.X.cpu().numpy(), engine.problem.y.cpu().numpy()
+    if isinstance(engine, (LastLayer, OnFeatures)):
+        return None, engine.labels
     assert isinstance(engine, Neighbors)
     return engine.bag.X, engine.bag.y
 
@@ -216,7 +236,7 @@ def check_p(clf: Any, n_classes: int) -> None:
 
 
 ENGINES: dict[str, tuple[type, ...]] = {
-    "influence": (Influence,),
+    "influence": (Influence, LastLayer, OnFeatures),
     "symmetric": (Symmetric,),
     "exact": (Exact, Neighbors),
 }
