@@ -148,7 +148,25 @@ def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monke
     ok("predict", "net", people / "new.csv", "-o", "sets.csv", "--model", "my_nets:Net")
     ok("inspect", "net", "--model", "my_nets:Net")
     assert "failed" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "no_such:Net")
-    assert "give lr, mlp" in run("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "svm").stderr
+    assert "give lr, mlp" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "svm")
+
+
+def test_compare_a_table_and_digits(people, tmp_path):
+    result = ok(
+        "compare", people / "old.csv", "--target", "income", "--confidence", 0.9, "-o", tmp_path / "figures.csv"
+    )
+    assert "225 rows to learn from, 75 to predict, 3 classes" in result.stdout
+    figures = pd.read_csv(tmp_path / "figures.csv")
+    assert list(figures) == ["method", "level", "metric", "value", "se"]
+    for method in figures["method"].unique():
+        assert method in result.stdout
+    coverage = figures[(figures["metric"] == "coverage")]
+    # Of 75 rows, and for the aggregating methods somewhat above the level.
+    assert len(coverage) > 2 and (coverage["value"] > 0.9 - 4 * (0.09 / 75) ** 0.5).all()
+    told = json.loads(ok("compare", "digits", "--json", "--confidence", 0.9).stdout)
+    assert {row["method"] for row in told} >= {"split"} and {row["level"] for row in told} >= {None, 0.9}
+    assert "--target COLUMN" in refused("compare", people / "old.csv")
+    assert "no such file" in refused("compare", tmp_path / "nothing.csv", "--target", "y")
 
 
 # What is refused ---------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-import click
-
 PATIENCE = 600  # seconds that predicting a table as large as the training table may take
 WIDTH = 32  # of the hidden layer
 SMALL_CURVATURE = 2e11  # n·p² up to which the curvature of all layers is formed in about a minute
@@ -25,7 +23,7 @@ class Choice(NamedTuple):
 def check_model(model: str) -> None:
     """Raise where the option names no model."""
     if model not in ("lr", "mlp") and model.count(":") != 1:
-        raise click.BadParameter(f"{model!r} is none; give lr, mlp, or package.module:function.", param_hint="--model")
+        raise ValueError(f"--model {model!r} is none; give lr, mlp, or package.module:function.")
 
 
 def make_factory(name: str) -> Any:
@@ -37,9 +35,24 @@ def make_factory(name: str) -> Any:
     return Factory(name)
 
 
+def classifier(model: str, width: int, n_classes: int, seed: int) -> tuple[Any, str | None]:
+    """The classifier that the option names, for so many encoded columns, and the factory to save it with."""
+    if model == "lr":
+        from sklearn.linear_model import LogisticRegression
+
+        return LogisticRegression(max_iter=1000), None
+    if model != "mlp":
+        return make_factory(model)(), model
+    import torch
+
+    from fullconformal.models import mlp
+
+    torch.manual_seed(seed)
+    return mlp(width, (WIDTH,), n_classes), None
+
+
 def choose(model: str, method: str, schema: Any, X: Any, y: Any, seed: int) -> Choice:
     """The classifier for a table, and the method that suits its size."""
-    from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
     from fullconformal.table import encoder
@@ -47,28 +60,19 @@ def choose(model: str, method: str, schema: Any, X: Any, y: Any, seed: int) -> C
     n, n_classes = len(y), len(set(y.tolist()))
     encode = encoder(schema)
     width = encode.fit(X).transform(X[:1]).shape[1]
+    final, factory = classifier(model, width, n_classes, seed)
+    estimator = make_pipeline(encode, final)
     if model == "lr":
         chosen, why = logistic_method(n, width + 1, n_classes) if method == "auto" else (method, "")
-        return Choice(
-            make_pipeline(encode, LogisticRegression(max_iter=1000)), {"method": chosen}, None, [why] * bool(why)
-        )
+        return Choice(estimator, {"method": chosen}, None, [why] * bool(why))
     epochs = min(200, max(20, 1_000_000 // n))
     options: dict[str, Any] = {"method": method, "max_epochs": epochs}
-    if model == "mlp":
-        import torch
-
-        from fullconformal.models import mlp
-
-        torch.manual_seed(seed)
-        network, factory = mlp(width, (WIDTH,), n_classes), None
-    else:
-        network, factory = make_factory(model)(), model
     told = [f"{epochs} epochs of training"]
-    p = sum(q.numel() for q in network.parameters() if q.requires_grad)
+    p = sum(q.numel() for q in final.parameters() if q.requires_grad)
     if method in ("auto", "influence") and n * float(p) ** 2 > SMALL_CURVATURE:
         options["curvature"] = "last_layer"
         told.append(f"the curvature of the last layer only, as that of all {p:,} parameters would take long")
-    return Choice(make_pipeline(encode, network), options, factory, told)
+    return Choice(estimator, options, factory, told)
 
 
 def logistic_method(n: int, d: int, n_classes: int) -> tuple[str, str]:

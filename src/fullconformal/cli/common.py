@@ -14,7 +14,6 @@ import click
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
     from fullconformal.table import Schema
 
@@ -52,9 +51,10 @@ class Talk:
         if not self.quiet:
             self.console.print(text, markup=False)
 
-    def show(self, table: Table) -> None:
+    def show(self, table: Any) -> None:
+        """Print what rich can draw; columns are not wrapped."""
         if not self.quiet:
-            self.console.print(table)
+            self.console.print(table, soft_wrap=False)
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
