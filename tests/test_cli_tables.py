@@ -151,6 +151,23 @@ def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monke
     assert "give lr, mlp" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "svm")
 
 
+def test_report_writes_a_page_about_labelled_rows(people, tmp_path):
+    result = ok(
+        "report", people / "model", people / "new.csv", "-o", tmp_path / "page.html", "--title", "Who earns what"
+    )
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "Who earns what" in page and "owns home" in page
+    assert "100 rows in" in result.stdout and len(list(tmp_path.iterdir())) == 1
+    new = pd.read_csv(people / "new.csv")
+    new.drop(columns="income").to_csv(tmp_path / "no target.csv", index=False)
+    assert "the target 'income' is no column" in refused("report", people / "model", tmp_path / "no target.csv")
+    new.assign(income=["none", "low"] * 50).to_csv(tmp_path / "odd.csv", index=False)
+    assert "does not know: ['none']" in refused("report", people / "model", tmp_path / "odd.csv")
+    assert "does not exist" in refused(
+        "report", people / "model", people / "new.csv", "-o", tmp_path / "no" / "page.html"
+    )
+
+
 def test_compare_a_table_and_digits(people, tmp_path):
     result = ok(
         "compare", people / "old.csv", "--target", "income", "--confidence", 0.9, "-o", tmp_path / "figures.csv"

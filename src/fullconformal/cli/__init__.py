@@ -15,6 +15,7 @@ COMMANDS = {
     "fit": "Fit a predictor to a table and save it.",
     "predict": "Prediction sets and p-values for the rows of a table.",
     "inspect": "Say what a saved predictor is.",
+    "report": "A page about a predictor's sets for labelled rows.",
     "compare": "Full CP beside its alternatives, on a table or on digits.",
     "demo": "Digits, a small network, and the schemes of full CP beside split CP.",
     "data": "Check a data set's files and say what they hold, or fetch them.",

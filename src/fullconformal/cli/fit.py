@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fullconformal.cli.common import (
     json_option,
     missing_option,
     model_option,
+    note,
     print_json,
     quiet_option,
     read_training,
@@ -58,15 +60,17 @@ def fit(
     )
     choice = choose(model, method, schema, X, y, seed)
 
-    from fullconformal import FullConformalClassifier
+    from fullconformal import ConformalWarning, FullConformalClassifier
     from fullconformal.estimators.saving import save
+    from fullconformal.table import quoted
 
     start = time.perf_counter()
     clf = FullConformalClassifier(
         choice.estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=seed,
         verbose=int(not talk.quiet), **choice.options,
     )  # fmt: skip
-    with talk.warnings_as_notes():
+    with talk.warnings_as_notes(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConformalWarning)  # told below, one a line
         clf.fit(X, y)
     seconds = time.perf_counter() - start
     talk.say(f"method {clf.method_}: {'; '.join(choice.told)}" if choice.told else f"method {clf.method_}")
@@ -75,6 +79,14 @@ def fit(
     if as_json:
         print_json(summary(clf, notes, len(y), seconds, out))
     talk.say(f"fitted in {seconds:.1f} s, saved in {out} ({bytes_in_words(out.stat().st_size)})")
+    told = clf.diagnose().warnings if clf.method_ == "influence" else []
+    for text in told:
+        note(f"{text}.", talk.quiet)
+    if told:
+        note(
+            f"`fullconformal compare {table} --target {quoted(target)}` tells the coverage on rows held out.",
+            talk.quiet,
+        )
     own = f" --model {model}" if choice.factory else ""
     talk.say(f"\nnext: fullconformal predict {out} NEW.csv -o sets.csv{own}")
 
