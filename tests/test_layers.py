@@ -19,6 +19,7 @@ LAYERS = {
     "models": ["models"],
     "data": ["data"],
     "problem": [],
+    "table": [],
     "convex": ["convex"],
     "curvature": ["problem", "curvature.base", "curvature.structured"],
     "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint", "scores.kernels"],

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
     from fullconformal.estimators.full import FullConformalClassifier
     from fullconformal.estimators.jackknife import JackknifePlusClassifier
+    from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
+    from fullconformal.storage import StorageError
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "FullConformalClassifier",
     "JackknifePlusClassifier",
     "SplitConformalClassifier",
+    "StorageError",
     "compare",
+    "load",
 ]
 
 # Imported when first asked for: the command line's --help must not wait for torch.
@@ -35,6 +39,8 @@ _HOMES = {
     "JackknifePlusClassifier": "fullconformal.estimators.jackknife",
     "SplitConformalClassifier": "fullconformal.estimators.split",
     "compare": "fullconformal.comparison",
+    "StorageError": "fullconformal.storage",
+    "load": "fullconformal.estimators.saving",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -11,6 +12,11 @@ import click
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 COMMANDS = {
+    "fit": "Fit a predictor to a table and save it.",
+    "predict": "Prediction sets and p-values for the rows of a table.",
+    "inspect": "Say what a saved predictor is.",
+    "report": "A page about a predictor's sets for labelled rows.",
+    "compare": "Full CP beside its alternatives, on a table or on digits.",
     "demo": "Digits, a small network, and the schemes of full CP beside split CP.",
     "data": "Check a data set's files and say what they hold, or fetch them.",
 }
@@ -28,6 +34,19 @@ class Lazy(click.Group):
         command: click.Command = getattr(import_module(f"fullconformal.cli.{cmd_name}"), cmd_name)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Bad input is one line and exit code 2, an interrupt exit code 130; what is unexpected shows where it happened."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("\ninterrupted: nothing was written", err=True)
+            ctx.exit(130)
+        except (OSError, ValueError, MemoryError) as error:
+            if ctx.params["traceback"] or isinstance(error, BrokenPipeError):
+                raise
+            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            ctx.exit(2)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -35,5 +54,6 @@ class Lazy(click.Group):
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fullconformal")
-def main() -> None:
+@click.option("--traceback", is_flag=True, help="Show where an error happened.")
+def main(traceback: bool) -> None:
     """Prediction sets by full conformal prediction."""

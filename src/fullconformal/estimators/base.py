@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, nn
@@ -186,6 +186,26 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What a reader of the sets should know, a sentence each; a warning begins with "!"."""
         return []
 
+    def save(self, path: Any, *, factory: Any = None) -> None:
+        """Write the fitted predictor to one safetensors file, which `fullconformal.load` reads; whole or not at all.
+
+        Parameters
+        ----------
+        path : path
+            By custom it ends in ``.safetensors``. A file of that name is replaced.
+        factory : str or callable, optional
+            For modules that are no sequence of usual layers: ``"package.module:function"`` that returns the architecture.
+            Weights are saved, code is not: whoever loads the file gives the factory again.
+
+        Raises
+        ------
+        StorageError
+            Where a part cannot be saved; it says which, and what to do.
+        """
+        from fullconformal.estimators.saving import save  # the engines it knows build on this module
+
+        save(self, path, factory=factory)
+
     def _check_reachable(self, levels: npt.NDArray[np.float64]) -> None:
         """Warn of confidence levels at which sets hold all labels, whatever the object; nothing to warn of by default."""
 
@@ -231,6 +251,11 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
     return classes, index.astype(np.int64)
+
+
+def first_rows(X: Any, most: int = 20) -> Any:
+    """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
+    return _safe_indexing(X, np.arange(min(_num_samples(X), most)))
 
 
 def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:

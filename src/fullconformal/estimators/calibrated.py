@@ -23,6 +23,7 @@ from fullconformal.estimators.base import (
     check_option,
     check_whole,
     encode_labels,
+    first_rows,
     progress_bar,
 )
 from fullconformal.estimators.engines import FitScore, LogProba
@@ -178,6 +179,7 @@ class CalibratedClassifier(ConformalClassifier):
         """Checked objects, label indices (n,) and a generator; the seeds of training, scores and smoothing are drawn."""
         self._check_params()
         X, y = self._checked(X, y, reset=True)
+        self._sample = first_rows(X)
         self.classes_, index = self._encode(y)
         self.n_samples_fit_ = len(index)
         rng = check_random_state(self.random_state)

@@ -20,6 +20,7 @@ from fullconformal.estimators.base import (
     ConformalWarning,
     check_number,
     encode_labels,
+    first_rows,
     progress_bar,
 )
 from fullconformal.estimators.engines import (
@@ -155,6 +156,7 @@ class FullConformalClassifier(FullOptions):
         memory = int(self.memory_budget * 2**30)
         if self.method_ == "influence":
             self._check_memory(final, memory)
+        self._sample = first_rows(X)
         self._transformer, X = fit_transformer(head, X, y, self.prefit)
         self._input_shape = tuple(X.shape[1:])
         with progress_bar("training", bool(self.verbose)) as progress:

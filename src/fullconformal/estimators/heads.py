@@ -5,25 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fullconformal.models.backbone import Backbone
 from fullconformal.models.networks import linear
-
-
-class Backbone(nn.Module):
-    """Everything of a network before its head, frozen: what the head is given, (k, d) in the dtype of the objects."""
-
-    def __init__(self, network: nn.Module, head: str):
-        super().__init__()
-        self.network, self.head = network.requires_grad_(False).eval(), head
-        self.dtype = next(network.parameters()).dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        handle = self.network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
-            self.network(x.to(self.dtype))
-        finally:
-            handle.remove()
-        return seen[-1].to(x.dtype)
 
 
 def find_head(network: nn.Module, head: str) -> list[str]:

@@ -18,9 +18,10 @@ from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
 from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline, to_tensor
-from fullconformal.estimators.heads import Backbone, last_step
+from fullconformal.estimators.heads import last_step
 from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions, too_large
 from fullconformal.estimators.streams import BATCH, Stream
+from fullconformal.models.backbone import Backbone
 from fullconformal.models.fitting import NotFinite
 from fullconformal.models.networks import is_zero_first
 from fullconformal.problem import Problem

@@ -57,8 +57,13 @@ def rounding(problem: Problem) -> float:
     return 32 * math.sqrt(problem.p) * torch.finfo(problem.X.dtype).eps
 
 
-def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) -> Training:
-    """One pass over the bag: losses, gradients and self-influences; 𝓗⁻¹g_i kept where asked and where it fits half the memory."""
+def prepare(
+    problem: Problem, factor: Factor, memory: int, keep_solved: bool, known: tuple[Tensor, Tensor] | None = None
+) -> Training:
+    """One pass over the bag: losses, gradients and self-influences; 𝓗⁻¹g_i kept where asked and where it fits half the memory.
+
+    Losses and self-influences that are known already (a saved predictor's) are not computed again.
+    """
     n, p, size = problem.n, problem.p, problem.X.element_size()
     like = problem.X
     keep_solved = keep_solved and n * p * size <= memory // 2
@@ -73,6 +78,8 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) ->
         rows = problem.gradients(problem.X[at], problem.y[at])
         if keep_gradients:
             gradients.append(rows)
+        if known is not None and solved is None:
+            continue
         G = flat(rows)
         if factor.positive_definite:
             half = factor.half(G)
@@ -84,6 +91,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool) ->
         if solved is not None and U is not None:
             for part, b in zip(solved, problem.blocks, strict=True):
                 part[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
+    loss, self_influence = known or (loss, self_influence)
     return Training(problem, factor, loss, self_influence, join(gradients) if keep_gradients else None, solved, memory)
 
 

@@ -1,0 +1,166 @@
+"""`fullconformal predict`: sets, p-values and point predictions for the rows of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fullconformal.cli.common import (
+    LEVEL,
+    Talk,
+    check_output,
+    json_option,
+    note,
+    print_json,
+    quiet_option,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+
+@click.command()
+@click.argument("predictor", type=click.Path(path_type=Path))
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("-"), show_default=True,
+              help="Where the sets go: CSV, Parquet by its name, or - for standard output.")  # fmt: skip
+@click.option("--confidence", type=LEVEL, multiple=True, help="A confidence level; may be given several times.")
+@click.option(
+    "--keep", multiple=True, metavar="COLUMN", help="A column of the table to copy; may be given several times."
+)
+@click.option("--model", default=None, metavar="MODULE:FACTORY",
+              help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@quiet_option
+@json_option
+def predict(
+    predictor: Path, table: Path, out: Path, confidence: tuple[float, ...], keep: tuple[str, ...], model: str | None,
+    quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Prediction sets of the saved PREDICTOR for the rows of TABLE (CSV or Parquet).
+
+    The columns of the output: the likeliest label, the set at each confidence level (labels joined by |), and the p-value of every
+    label. Where TABLE has the column that is predicted, the coverage is told.
+    """
+    import numpy as np
+
+    from fullconformal.cli.choices import make_factory
+    from fullconformal.estimators.saving import load_with_notes
+    from fullconformal.sets import prediction_sets
+    from fullconformal.table import check_name, read_table
+
+    check_output(out)
+    beside = str(out) == "-"
+    talk = Talk(quiet or as_json, beside)
+    clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
+    schema = schema_of(predictor, notes)
+    frame = read_table(table, words=schema.categories)
+    for name in keep:
+        check_name(frame, name, "--keep")
+    X = schema.objects(frame)
+    tell_unseen(clf, schema, X, quiet)
+    levels = sorted(set(confidence)) or [clf.confidence_level]
+    clf.set_params(verbose=int(not talk.quiet and not beside))
+    with talk.warnings_as_notes():
+        p = clf.predict_epsilon(X)
+        point = clf.predict(X)
+    sets = prediction_sets(p, np.asarray(levels))
+    write_table(as_frame(frame, keep, clf.classes_, point, p, sets, levels, out), out)
+    facts = measured(frame, schema.target, clf.classes_, sets, levels)
+    if as_json and not beside:
+        print_json({"rows": len(frame), "levels": facts, "out": str(out)})
+    show(talk, facts, len(frame), schema.target, out)
+
+
+def schema_of(path: Path, notes: Any) -> Any:
+    """The columns a predictor was fitted on, or an error where it was fitted on no table."""
+    from fullconformal.storage import StorageError
+    from fullconformal.table import Schema, TableError
+
+    try:
+        return Schema.of_json(notes["table"] if isinstance(notes, dict) else None)
+    except (TableError, KeyError) as error:
+        raise StorageError(
+            f"{path} was not made by `fullconformal fit`, so it does not know the columns of a table; load it in Python: "
+            "fullconformal.load(path)."
+        ) from error
+
+
+def tell_unseen(clf: Any, schema: Any, X: Any, quiet: bool) -> None:
+    """Notes on categories that were not there in training."""
+    from fullconformal.table import listed, unseen_categories
+
+    for name, (rows, few) in unseen_categories(clf._transformer[0], schema, X).items():
+        note(
+            f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones.",
+            quiet,
+        )
+
+
+def as_frame(
+    frame: pd.DataFrame, keep: tuple[str, ...], classes: Any, point: Any, p: np.ndarray, sets: np.ndarray, levels: list[float],
+    out: Path,
+) -> pd.DataFrame:  # fmt: skip
+    """The table that is written: kept columns, point predictions, sets (m, C, L), p-values (m, C)."""
+    import pandas as pd
+
+    from fullconformal.sets import as_labels
+    from fullconformal.table import PARQUET
+
+    columns: dict[str, Any] = {name: frame[name] for name in keep}
+    columns["prediction"] = point
+    lists = out.suffix.lower() in PARQUET
+    for k, level in enumerate(levels):
+        labels = as_labels(sets[:, :, k], classes)
+        columns[f"set_{level:g}"] = [row.tolist() if lists else "|".join(map(str, row)) for row in labels]
+    columns |= {f"p_{label}": p[:, c] for c, label in enumerate(classes)}
+    return pd.DataFrame(columns)
+
+
+def measured(
+    frame: pd.DataFrame, target: str, classes: Any, sets: np.ndarray, levels: list[float]
+) -> list[dict[str, Any]]:
+    """For each level the mean size of the sets, the share with one label and with none, and the coverage where it can be told."""
+    import numpy as np
+
+    truth, known = None, None
+    if target in frame.columns:
+        known = frame[target].notna().to_numpy()
+        values = frame[target][known]
+        truth = values.to_numpy(dtype=float) if classes.dtype.kind in "biuf" else values.astype(str).to_numpy()
+    out = []
+    for k, level in enumerate(levels):
+        sizes = sets[:, :, k].sum(axis=1)
+        fact: dict[str, Any] = {"confidence_level": level, "mean_size": float(sizes.mean())}
+        fact |= {"one_label": float((sizes == 1).mean()), "empty": float((sizes == 0).mean())}
+        if truth is not None and len(truth):
+            inside = sets[known, :, k] & (np.asarray(truth)[:, None] == classes.astype(np.asarray(truth).dtype))
+            fact |= {"coverage": float(inside.any(axis=1).mean()), "labelled_rows": len(truth)}
+        out.append(fact)
+    return out
+
+
+def show(talk: Talk, facts: list[dict[str, Any]], rows: int, target: str, out: Path) -> None:
+    """The facts as a table."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    covered = "coverage" in facts[0]
+    for head in ("confidence", "mean set size", "one label", "empty", *(["coverage"] if covered else [])):
+        table.add_column(head, justify="right", no_wrap=True)
+    for fact in facts:
+        shares = [f"{fact[name]:.1%}" for name in ("one_label", "empty")]
+        extra = []
+        if covered:
+            rate, n = fact["coverage"], fact["labelled_rows"]
+            extra = [f"{rate:.1%} ± {(rate * (1 - rate) / n) ** 0.5:.1%}"]
+        table.add_row(f"{fact['confidence_level']:.4g}", f"{fact['mean_size']:.2f}", *shares, *extra)
+    talk.show(table)
+    if covered:
+        talk.say(f"\ncoverage: share of the sets that hold {target!r}, of {facts[0]['labelled_rows']:,} labelled rows")
+    if str(out) != "-":
+        talk.say(f"{rows:,} rows in {out}")

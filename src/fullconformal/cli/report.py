@@ -1,0 +1,46 @@
+"""`fullconformal report`: a page about a predictor's sets for labelled rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fullconformal.cli.common import Talk, bytes_in_words, check_output, quiet_option
+
+
+@click.command()
+@click.argument("predictor", type=click.Path(path_type=Path))
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True,
+              help="Where the page goes.")  # fmt: skip
+@click.option("--title", default=None, help="The page's title; by default it names the two files.")
+@click.option("--model", default=None, metavar="MODULE:FACTORY",
+              help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@quiet_option
+def report(predictor: Path, table: Path, out: Path, title: str | None, model: str | None, quiet: bool) -> None:
+    """Write one HTML page about the sets of the saved PREDICTOR for the labelled rows of TABLE (CSV or Parquet).
+
+    The rows should be others than those it was fitted on.
+    """
+    from fullconformal.cli.choices import make_factory
+    from fullconformal.cli.predict import schema_of, tell_unseen
+    from fullconformal.estimators.saving import load_with_notes
+    from fullconformal.table import check_name, read_table
+
+    check_output(out)
+    talk = Talk(quiet)
+    clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
+    schema = schema_of(predictor, notes)
+    words = [] if clf.classes_.dtype.kind in "biuf" else [schema.target]
+    frame = read_table(table, words=[*schema.categories, *words])
+    check_name(frame, schema.target, "the target")
+    X, y = schema.objects(frame), schema.labels(frame)
+    unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))
+    if unknown:
+        raise ValueError(f"{table} has labels that {predictor} does not know: {unknown[:5]}; leave these rows out.")
+    tell_unseen(clf, schema, X, quiet)
+    clf.set_params(verbose=int(not quiet))
+    with talk.warnings_as_notes():
+        clf.report(X, y, out, title=title or f"{predictor.stem} on {table.name}")
+    talk.say(f"{len(y):,} rows in {out.resolve()} ({bytes_in_words(out.stat().st_size)}): open it in a browser")

@@ -1,0 +1,207 @@
+"""Torch modules as a description of their layers and their weights.
+
+Sequences of known layers are described by names and arguments. Any other module needs a factory: the file then says which was used,
+and is loaded only by someone who gives one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullconformal.models.backbone import Backbone
+from fullconformal.storage.container import StorageError, one_line
+from fullconformal.storage.values import Kind, Packer, Unpacker, among, expect
+
+CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
+NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
+MAX_POOL, AVG_POOL = (
+    ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    ("kernel_size", "stride", "padding", "ceil_mode"),
+)
+
+# The layers that may be loaded, and the constructor arguments that describe one.
+LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    cls.__name__: (cls, arguments)
+    for cls, arguments in [
+        (nn.Linear, ("in_features", "out_features", "bias")),
+        *((cls, CONV) for cls in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+        *((cls, MAX_POOL) for cls in (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)),
+        *((cls, AVG_POOL) for cls in (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)),
+        *((cls, ("output_size",)) for cls in (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)),
+        *((cls, NORM) for cls in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
+        (nn.LayerNorm, ("normalized_shape", "eps", "elementwise_affine", "bias")),
+        (nn.GroupNorm, ("num_groups", "num_channels", "eps", "affine")),
+        (nn.Flatten, ("start_dim", "end_dim")),
+        *((cls, ("p", "inplace")) for cls in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)),
+        *((cls, ("inplace",)) for cls in (nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Hardswish)),
+        (nn.LeakyReLU, ("negative_slope", "inplace")),
+        *((cls, ("alpha", "inplace")) for cls in (nn.ELU, nn.CELU)),
+        (nn.GELU, ("approximate",)),
+        (nn.Softplus, ("beta", "threshold")),
+        *((cls, ()) for cls in (nn.Tanh, nn.Sigmoid, nn.Identity, nn.Softsign)),
+    ]
+}
+# Sizes that no weight bears out; large ones would make a small file fill the memory at its first forward pass.
+UNPROVED = {"kernel_size", "stride", "padding", "dilation", "output_size"}
+LARGEST = 256
+
+
+class Factory:
+    """A callable without arguments that returns the architecture, and the name it goes by."""
+
+    def __init__(self, given: Callable[[], nn.Module] | str):
+        if not (callable(given) or (isinstance(given, str) and given.count(":") == 1)):
+            raise StorageError(
+                f"factory={given!r} is not allowed; give a callable that returns the module, or 'module:function'."
+            )
+        self.given = given
+        self.name = given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
+
+    def __call__(self) -> nn.Module:
+        """A new module of the architecture; imports it where the caller gave a name."""
+        try:
+            make = self.given
+            if isinstance(make, str):
+                module, name = make.split(":")
+                make = getattr(import_module(module), name)
+            made = make()
+        except Exception as error:
+            raise StorageError(f"factory {self.name!r} failed: {type(error).__name__}: {one_line(error)}.") from error
+        if not isinstance(made, nn.Module):
+            raise StorageError(
+                f"factory {self.name!r} returned {type(made).__name__}; it must return a torch.nn.Module."
+            )
+        return made
+
+
+def pack_module(module: nn.Module, packer: Packer) -> dict[str, Any]:
+    """A module's layers, weights, and which of them are frozen or in training mode."""
+    shared = len({id(part) for part in module.modules()}) < len(list(module.named_modules(remove_duplicate=False)))
+    return {
+        "layers": describe(module, packer.factory, shared),
+        "state": dict(module.state_dict()),
+        "frozen": [name for name, q in module.named_parameters() if not q.requires_grad],
+        "training": [name for name, part in module.named_modules() if part.training],
+    }
+
+
+def describe(module: nn.Module, factory: Factory | None, shared: bool) -> dict[str, Any]:
+    """What `build` makes the module's layers from: known layers, or the factory where it gives the same parameters."""
+    cls, hooked = type(module), bool(module._forward_hooks or module._forward_pre_hooks)
+    odd = shared or hooked or "forward" in vars(module)
+    if not odd and isinstance(module, Backbone):
+        return {"layer": "Backbone", "head": module.head, "inner": describe(module.network, factory, False)}
+    if not odd and cls is nn.Sequential:
+        try:
+            steps = [[name, describe(part, factory, False)] for name, part in module.named_children()]
+            return {"layer": "Sequential", "inner": steps}
+        except StorageError:
+            if factory is None or not gives(factory, module):
+                raise
+    elif not odd and cls.__name__ in LAYERS and LAYERS[cls.__name__][0] is cls:
+        arguments = arguments_of(module)
+        if allowed(arguments):
+            return {"layer": cls.__name__, "arguments": arguments}
+    if factory is not None and gives(factory, module):
+        return {"layer": "factory", "name": factory.name}
+    why = "shares or hooks layers" if odd else "is no sequence of known layers"
+    if factory is not None:
+        why = f"has other parameters than what factory={factory.name!r} returns"
+    raise StorageError(
+        f"the module {cls.__module__}.{cls.__qualname__} {why}, so its weights cannot be saved with its architecture; give "
+        "save(path, factory='package.module:function'), a function that returns the same architecture."
+    )
+
+
+def arguments_of(layer: nn.Module) -> dict[str, Any]:
+    """The constructor arguments of a known layer, read from its attributes."""
+    out = {}
+    for name in LAYERS[type(layer).__name__][1]:
+        value = getattr(layer, name)
+        if name == "bias":
+            value = value is not None
+        out[name] = tuple(value) if isinstance(value, tuple) else value
+    return out
+
+
+def allowed(arguments: dict[str, Any]) -> bool:
+    """Whether a layer's arguments are plain, and no larger than its weights can bear out."""
+    for name, value in arguments.items():
+        parts = value if isinstance(value, tuple) else (value,)
+        if not all(part is None or isinstance(part, (bool, int, float, str)) for part in parts):
+            return False
+        if name in UNPROVED and any(isinstance(part, int) and not 0 <= part <= LARGEST for part in parts):
+            return False
+    return True
+
+
+def gives(factory: Factory, module: nn.Module) -> bool:
+    """Whether a factory returns a module with the same parameters and buffers."""
+    shapes = [{name: value.shape for name, value in part.state_dict().items()} for part in (factory(), module)]
+    return shapes[0] == shapes[1]
+
+
+def unpack_module(values: dict[str, Any], unpacker: Unpacker) -> nn.Module:
+    """The module again, with the weights of the file; nothing is allocated for layers before their weights are there."""
+    module = build(expect(values["layers"], dict), unpacker.factory)
+    put_weights(module, expect(values["state"], dict))
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(value.is_meta or (value.is_floating_point() and not torch.isfinite(value).all()) for value in tensors):
+        raise StorageError("a module's weights are missing or not finite")
+    parameters, parts = dict(module.named_parameters()), dict(module.named_modules())
+    for q in parameters.values():
+        q.requires_grad_(True)
+    for name in expect(values["frozen"], list):
+        parameters[name].requires_grad_(False)
+    module.eval()
+    for name in expect(values["training"], list):
+        parts[name].training = True
+    return module.to(unpacker.device)
+
+
+@torch.no_grad()
+def put_weights(module: nn.Module, state: dict[str, Any]) -> None:
+    """Give a module its weights: layers that have none yet take the tensors, those of a factory, which may be tied, copies."""
+    own = module.state_dict()
+    shapes = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if {name: value.shape for name, value in own.items()} != shapes or len(shapes) < len(state):
+        raise StorageError("a module's weights have not the names and shapes of its layers")
+    empty = {name: state[name] for name, value in own.items() if value.is_meta}
+    module.load_state_dict(empty, strict=False, assign=True)
+    for name, part in [*module.named_parameters(), *module.named_buffers()]:
+        if name in state:
+            part.data = part.data.to(state[name].dtype)
+    module.load_state_dict(state)
+
+
+def build(node: dict[str, Any], factory: Factory | None) -> nn.Module:
+    """Layers without weights, or what the factory returns where the file asks for one."""
+    layer = node["layer"]
+    if layer == "factory":
+        if factory is None:
+            raise StorageError(
+                f"its network was made by {str(node.get('name'))[:100]!r}, and no file is let import code: where you trust it, "
+                "pass it to load(path, factory=...) (on the command line: --model)"
+            )
+        return factory()
+    if layer == "Sequential":
+        parts = nn.Sequential()
+        for name, inner in expect(node["inner"], list):
+            parts.add_module(expect(name, str), build(expect(inner, dict), factory))
+        return parts
+    if layer == "Backbone":
+        return Backbone(build(expect(node["inner"], dict), factory), expect(node["head"], str))
+    cls, names = LAYERS[among(layer, LAYERS)]
+    arguments = expect(node["arguments"], dict)
+    if sorted(arguments) != sorted(names) or not allowed(arguments):
+        raise StorageError(f"the arguments of {layer} are not what they should be")
+    with torch.device("meta"):
+        return cls(**arguments)
+
+
+MODULE = Kind(nn.Module, pack_module, unpack_module)

@@ -1,0 +1,233 @@
+"""Values as JSON and tensors, and back. What JSON cannot say is a dict with the key "is"; classes are looked up in a list of kinds."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullconformal.storage.container import StorageError, raw_bytes
+
+NUMERIC = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
+DTYPES = {*NUMERIC, "object", "uint16", "uint32", "uint64"}
+LARGEST_ARRAY = 2**26  # bytes of an array of fixed-width strings, which may be far wider than its text
+
+
+class Kind(NamedTuple):
+    """How objects of one class are kept: as a dict of values, and made again from it."""
+
+    cls: type
+    pack: Callable[[Any, Packer], dict[str, Any]]
+    unpack: Callable[[dict[str, Any], Unpacker], Any]
+
+
+class Packer:
+    """Turns values into JSON, putting their numbers aside in `tensors`; equal tensors are kept once."""
+
+    def __init__(self, kinds: Mapping[str, Kind], factory: Any = None):
+        self.by_class = {kind.cls: (name, kind) for name, kind in kinds.items()}
+        self.tensors: dict[str, Tensor] = {}
+        self.names: dict[bytes, str] = {}
+        self.factory = factory  # how modules are made that cannot be described
+        self.inside: list[str] = []  # the classes being packed, for errors
+
+    def pack(self, value: Any) -> Any:
+        """JSON of a value, or a `StorageError` that names its class."""
+        if value is None or type(value) in (bool, str, int):
+            return value
+        if type(value) is float:
+            return value if np.isfinite(value) else {"is": "float", "value": str(value)}
+        if type(value) is list:
+            return [self.pack(item) for item in value]
+        if type(value) in (tuple, dict, slice):
+            return self._collection(value)
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if isinstance(value, np.str_):
+            return str(value)
+        if isinstance(value, np.generic) and value.dtype.name in NUMERIC:
+            return {"is": "scalar", "dtype": value.dtype.name, "value": self.pack(value.item())}
+        if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+            return self._dtype(value)
+        if type(value) is Tensor:
+            return {"is": "tensor", **self._tensor(value)}
+        for cls in type(value).__mro__:  # a kind of a base class decides itself what it takes
+            if cls in self.by_class:
+                name, kind = self.by_class[cls]
+                self.inside.append(type(value).__name__)
+                packed = {"is": name, **{key: self.pack(part) for key, part in kind.pack(value, self).items()}}
+                self.inside.pop()
+                return packed
+        raise StorageError(
+            f"{' > '.join(self.inside)} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved."
+        )
+
+    def _collection(self, value: Any) -> dict[str, Any]:
+        items = value
+        if isinstance(value, slice):
+            items = (value.start, value.stop, value.step)
+        if isinstance(value, dict):
+            items = [[key, item] for key, item in value.items()]
+        return {"is": type(value).__name__, "items": [self.pack(item) for item in items]}
+
+    def _dtype(self, value: Any) -> dict[str, Any]:
+        is_dtype = isinstance(value, np.dtype)
+        name = value.name if is_dtype else np.dtype(value).name
+        if name not in DTYPES and not (is_dtype and value.kind == "U"):
+            raise StorageError(f"the dtype {name} cannot be saved.")
+        return {"is": "dtype" if is_dtype else "type", "name": value.str if is_dtype and value.kind == "U" else name}
+
+    def _array(self, value: Any) -> dict[str, Any]:
+        if value.dtype.name in NUMERIC and value.dtype.isnative:
+            return {"is": "array", **self._tensor(torch.from_numpy(np.array(value, copy=True)))}
+        if value.dtype.kind not in "UO":
+            raise StorageError(f"an array of dtype {value.dtype} cannot be saved.")
+        dtype = value.dtype.str if value.dtype.kind == "U" else "object"
+        return {"is": "objects", "dtype": dtype, "shape": list(value.shape), "items": self.pack(value.ravel().tolist())}
+
+    def _tensor(self, value: Tensor) -> dict[str, Any]:
+        """Where a tensor is kept, and the order of its axes in memory: products may depend on it in the last bit."""
+        strides = value.stride()
+        order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
+        kept = value.detach().cpu().permute(order)
+        kept = kept.clone(memory_format=torch.contiguous_format)
+        digest = blake2b(f"{kept.dtype} {tuple(kept.shape)} ".encode())
+        digest.update(raw_bytes(kept))
+        name = self.names.setdefault(digest.digest(), str(len(self.names)))
+        self.tensors.setdefault(name, kept)
+        return {"tensor": name, "order": order}
+
+
+class Unpacker:
+    """Turns JSON back into values; anything unexpected is an error."""
+
+    def __init__(
+        self, kinds: Mapping[str, Kind], tensors: Mapping[str, Tensor], device: Any = "cpu", factory: Any = None
+    ):
+        self.kinds, self.tensors, self.device, self.factory = kinds, tensors, torch.device(device), factory
+
+    def unpack(self, node: Any) -> Any:
+        """The value of a JSON node."""
+        if node is None or isinstance(node, (bool, str, int, float)):
+            return node
+        if isinstance(node, list):
+            return [self.unpack(item) for item in node]
+        tag = node["is"]
+        if tag in self.kinds:
+            return self.kinds[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
+        reader = {
+            "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
+            "dtype": self._dtype, "type": self._dtype, "array": self._array, "tensor": self._array, "objects": self._objects,
+        }.get(tag)  # fmt: skip
+        if reader is None:
+            raise StorageError(f"it holds a {str(tag)[:60]!r}, which is not among what may be loaded")
+        return reader(node)
+
+    def _float(self, node: dict[str, Any]) -> float:
+        return {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[node["value"]]
+
+    def _items(self, node: dict[str, Any]) -> Any:
+        items = self.unpack(expect(node["items"], list))
+        if node["is"] == "dict":
+            return dict(items)
+        return tuple(items) if node["is"] == "tuple" else slice(*items)
+
+    def _scalar(self, node: dict[str, Any]) -> Any:
+        return np.dtype(among(node["dtype"], NUMERIC)).type(self.unpack(node["value"]))
+
+    def _dtype(self, node: dict[str, Any]) -> Any:
+        name = expect(node["name"], str)
+        dtype = strings(name) if name[:1] in "<>" else np.dtype(among(name, DTYPES))
+        return dtype if node["is"] == "dtype" else dtype.type
+
+    def _array(self, node: dict[str, Any]) -> Any:
+        kept, order = self.tensors[expect(node["tensor"], str)], expect(node["order"], list)
+        if any(type(axis) is not int for axis in order) or sorted(order) != list(range(kept.ndim)):
+            raise StorageError("an array's axes are not in any order")
+        value = kept.permute([order.index(axis) for axis in range(kept.ndim)])
+        # Each value has memory of its own, as before it was saved.
+        return value.to(self.device, copy=True) if node["is"] == "tensor" else np.array(value.numpy(), order="K")
+
+    def _objects(self, node: dict[str, Any]) -> Any:
+        items = self.unpack(expect(node["items"], list))
+        shape = tuple(expect(node["shape"], list))
+        if any(type(size) is not int or size < 0 for size in shape) or len(items) != int(np.prod(shape, dtype=object)):
+            raise StorageError("an array of objects has not the size it declares")
+        if any(not (item is None or isinstance(item, (str, bool, int, float, np.generic))) for item in items):
+            raise StorageError("an array of objects holds something else than labels")
+        dtype = np.dtype(object) if node["dtype"] == "object" else strings(expect(node["dtype"], str))
+        if dtype.itemsize * len(items) > LARGEST_ARRAY:
+            raise StorageError("an array of strings is too large")
+        out = np.empty(len(items), dtype=dtype)
+        out[:] = items
+        return out.reshape(shape)
+
+
+def strings(name: str) -> Any:
+    """The dtype of fixed-width strings, such as "<U5"."""
+    if not (name[:2] in ("<U", ">U") and name[2:].isascii() and name[2:].isdigit() and len(name) < 10):
+        raise StorageError(f"{name[:20]!r} is no dtype of strings")
+    return np.dtype(name)
+
+
+def expect(value: Any, *allowed: type) -> Any:
+    """The value, or an error where it is of none of the classes; a bool is no number."""
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise StorageError(
+            f"it holds {type(value).__name__} where {' or '.join(cls.__name__ for cls in allowed)} belongs"
+        )
+    return value
+
+
+def among(value: Any, allowed: Any) -> Any:
+    """The value, or an error where it is not one of those allowed."""
+    if not isinstance(value, str) or value not in allowed:
+        raise StorageError(f"it holds {str(value)[:60]!r}, which is not among what may be loaded")
+    return value
+
+
+def of_dataclass(cls: Any) -> Kind:
+    """The kind of a dataclass whose fields can all be kept; their types are checked when it is made again."""
+    names = [field.name for field in fields(cls)]
+
+    def pack(value: Any, _: Packer) -> dict[str, Any]:
+        return {name: getattr(exactly(cls, value), name) for name in names}
+
+    def unpack(values: dict[str, Any], _: Unpacker) -> Any:
+        hints = typing.get_type_hints(cls)
+        if sorted(values) != sorted(names) or not all(conforms(values[name], hints[name]) for name in names):
+            raise StorageError(f"the fields of {cls.__name__} are not what they should be")
+        return cls(**values)
+
+    return Kind(cls, pack, unpack)
+
+
+def exactly(cls: type, value: Any) -> Any:
+    """The value, or an error where it is of a subclass, which may keep more than its base says."""
+    if type(value) is not cls:
+        raise StorageError(f"{type(value).__module__}.{type(value).__qualname__} cannot be saved.")
+    return value
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type: classes, unions of them, lists and arrays."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(conforms(value, part) for part in typing.get_args(hint))
+    if origin is list:
+        return isinstance(value, list) and all(conforms(item, typing.get_args(hint)[0]) for item in value)
+    if origin is np.ndarray:
+        scalar = typing.get_args(typing.get_args(hint)[1])[0]
+        return isinstance(value, np.ndarray) and (scalar is Any or np.issubdtype(value.dtype, scalar))
+    if hint is Any or origin is Callable:
+        return hint is Any or callable(value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

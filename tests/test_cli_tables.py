@@ -1,0 +1,334 @@
+"""fit, predict and inspect as a person types them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import fullconformal
+import fullconformal.table
+from fullconformal.cli import main
+from fullconformal.estimators.saving import load_with_notes
+
+PEOPLE = Path(__file__).parent / "data" / "people.csv"
+N = 300  # rows that train
+
+
+def run(*words):
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def ok(*words):
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*words):
+    """The one line of a command that is refused with exit code 2."""
+    result = run(*words)
+    assert result.exit_code == 2, (result.exit_code, result.output)
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    """A folder with the people to learn from, those to predict, and a predictor."""
+    folder = tmp_path_factory.mktemp("people")
+    rows = PEOPLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "old.csv").write_text("".join(rows[: N + 1]), encoding="utf-8")
+    (folder / "new.csv").write_text("".join([rows[0], *rows[N + 1 :]]), encoding="utf-8")
+    ok("fit", folder / "old.csv", "--target", "income", "-o", folder / "model")
+    return folder
+
+
+def test_fit_tells_what_it_found_and_what_it_did(people, tmp_path):
+    result = ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model")
+    for words in ("300 rows, 2 numeric and 3 categorical", "'income' has 3 classes (middle: 111, high: 96, low: 93)",
+                  "method symmetric: its sets are exactly valid", "saved in", "next: fullconformal predict"):  # fmt: skip
+        assert words in result.stdout, words
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    told = json.loads(ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "--json").stdout)
+    assert (
+        told["rows"] == 300
+        and told["method"] == "symmetric"
+        and told["categories"] == ["education", "town", "owns home"]
+    )
+    assert run("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q").output == ""
+
+
+def test_predict_writes_what_python_says(people, tmp_path):
+    result = ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "--confidence", 0.8,
+                "--confidence", 0.95, "--keep", "age")  # fmt: skip
+    written = pd.read_csv(tmp_path / "sets.csv", keep_default_na=False)
+    assert list(written) == ["age", "prediction", "set_0.8", "set_0.95", "p_high", "p_low", "p_middle"]
+    new = pd.read_csv(people / "new.csv")
+    clf, notes = load_with_notes(people / "model")
+    X = fullconformal.table.Schema.of_json(notes["table"]).objects(new)
+    p = clf.predict_p(X)
+    np.testing.assert_allclose(written[["p_high", "p_low", "p_middle"]], p, rtol=1e-5)
+    assert written["prediction"].tolist() == clf.predict(X).tolist()
+    expected = ["|".join(labels) for labels in clf.predict_set(X, 0.8, as_labels=True)]
+    assert written["set_0.8"].tolist() == expected
+    coverage = np.mean([truth in labels.split("|") for truth, labels in zip(new["income"], expected, strict=True)])
+    assert f"{coverage:.1%} ±" in result.stdout and "100 labelled rows" in result.stdout
+    told = json.loads(ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "s.csv", "--json").stdout)
+    assert told["levels"][0]["confidence_level"] == 0.9 and 0.75 < told["levels"][0]["coverage"] <= 1
+
+
+def test_predict_to_standard_output_is_the_table_and_nothing_else(people):
+    result = ok("predict", people / "model", people / "new.csv")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "prediction,set_0.9,p_high,p_low,p_middle" and len(lines) == 101
+    assert "mean set size" in result.stderr
+    assert ok("predict", people / "model", people / "new.csv", "-q").stderr == ""
+
+
+def test_new_tables_may_lack_the_target_and_hold_what_was_never_seen(people, tmp_path):
+    new = pd.read_csv(people / "new.csv")[["town", "owns home", "hours", "age", "education"]].assign(extra="x")
+    new.loc[:4, "town"] = "Paris"
+    new["owns home"] = new["owns home"].astype(object)
+    new.loc[5:9, "owns home"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    result = ok("predict", people / "model", tmp_path / "new.csv", "-o", tmp_path / "sets.csv")
+    assert "'town' holds categories unseen in training in 5 rows ('Paris')" in result.stderr
+    assert "'owns home' holds categories unseen in training in 5 rows" in result.stderr
+    assert "coverage" not in result.stdout
+    assert not pd.read_csv(tmp_path / "sets.csv")["prediction"].isna().any()
+    new.to_parquet(tmp_path / "new.parquet")
+    ok("predict", people / "model", tmp_path / "new.parquet", "-o", tmp_path / "sets.parquet")
+    sets = pd.read_parquet(tmp_path / "sets.parquet")
+    flat = pd.read_csv(tmp_path / "sets.csv", keep_default_na=False)
+    assert ["|".join(labels) for labels in sets["set_0.9"]] == flat["set_0.9"].tolist()
+
+
+def test_inspect_says_what_it_is(people):
+    result = ok("inspect", people / "model")
+    for words in ("symmetric, deleted", "training points   300", "age, hours", "education, town, owns home", "old.csv",
+                  "exactly valid, whatever these figures are"):  # fmt: skip
+        assert words in result.stdout, words
+    told = json.loads(ok("inspect", people / "model", "--json").stdout)
+    assert (
+        told["points"] == 300 and told["classes"] == ["high", "low", "middle"] and told["table"]["target"] == "income"
+    )
+
+
+def test_a_network_and_other_options(people, tmp_path):
+    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "mlp", "--model", "mlp", "--method", "influence",
+       "--class-conditional", "--confidence", "0.8", "--drop", "town")  # fmt: skip
+    told = json.loads(ok("inspect", tmp_path / "mlp", "--json").stdout)
+    assert told["class_conditional"] and told["confidence_level"] == 0.8 and told["table"]["left_out"] == ["town"]
+    ok("predict", tmp_path / "mlp", people / "new.csv", "-o", tmp_path / "sets.csv")
+    assert list(pd.read_csv(tmp_path / "sets.csv"))[:2] == ["prediction", "set_0.8"]
+
+
+def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monkeypatch):
+    (tmp_path / "my_nets.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.inner, self.last = nn.Linear(14, 4), nn.Linear(4, 3)\n"
+        "    def forward(self, x):\n"
+        "        return self.last(torch.tanh(self.inner(x)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ok("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "my_nets:Net")
+    assert "my_nets:Net" in refused("predict", "net", people / "new.csv") and "my_nets:Net" in refused("inspect", "net")
+    ok("predict", "net", people / "new.csv", "-o", "sets.csv", "--model", "my_nets:Net")
+    ok("inspect", "net", "--model", "my_nets:Net")
+    assert "failed" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "no_such:Net")
+    assert "give lr, mlp" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "svm")
+
+
+def test_report_writes_a_page_about_labelled_rows(people, tmp_path):
+    result = ok(
+        "report", people / "model", people / "new.csv", "-o", tmp_path / "page.html", "--title", "Who earns what"
+    )
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "Who earns what" in page and "owns home" in page
+    assert "100 rows in" in result.stdout and len(list(tmp_path.iterdir())) == 1
+    new = pd.read_csv(people / "new.csv")
+    new.drop(columns="income").to_csv(tmp_path / "no target.csv", index=False)
+    assert "the target 'income' is no column" in refused("report", people / "model", tmp_path / "no target.csv")
+    new.assign(income=["none", "low"] * 50).to_csv(tmp_path / "odd.csv", index=False)
+    assert "does not know: ['none']" in refused("report", people / "model", tmp_path / "odd.csv")
+    assert "does not exist" in refused(
+        "report", people / "model", people / "new.csv", "-o", tmp_path / "no" / "page.html"
+    )
+
+
+def test_compare_a_table_and_digits(people, tmp_path):
+    result = ok(
+        "compare", people / "old.csv", "--target", "income", "--confidence", 0.9, "-o", tmp_path / "figures.csv"
+    )
+    assert "225 rows to learn from, 75 to predict, 3 classes" in result.stdout
+    figures = pd.read_csv(tmp_path / "figures.csv")
+    assert list(figures) == ["method", "level", "metric", "value", "se"]
+    for method in figures["method"].unique():
+        assert method in result.stdout
+    coverage = figures[(figures["metric"] == "coverage")]
+    # Of 75 rows, and for the aggregating methods somewhat above the level.
+    assert len(coverage) > 2 and (coverage["value"] > 0.9 - 4 * (0.09 / 75) ** 0.5).all()
+    told = json.loads(ok("compare", "digits", "--json", "--confidence", 0.9).stdout)
+    assert {row["method"] for row in told} >= {"split"} and {row["level"] for row in told} >= {None, 0.9}
+    assert "--target COLUMN" in refused("compare", people / "old.csv")
+    assert "no such file" in refused("compare", tmp_path / "nothing.csv", "--target", "y")
+
+
+# What is refused ---------------------------------------------------------------------------------------------------------
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_bad_tables_are_one_line_and_exit_code_two(people, tmp_path):
+    out = tmp_path / "model"
+    good = people / "old.csv"
+    one = write(tmp_path / "one.csv", "x,y\n1,a\n2,a\n3,a\n")
+    holes = write(tmp_path / "holes.csv", "x,y\n1,a\n2,\n3,b\n4,a\n5,b\n")
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(bytes(range(256)) * 50)
+    cases = [
+        ((good, "--target", "incom"), "did you mean 'income'?"),
+        ((good, "--target", "income", "--drop", "Age"), "did you mean 'age'?"),
+        ((write(tmp_path / "empty.csv", ""), "--target", "y"), "is empty"),
+        ((write(tmp_path / "head.csv", "x,y\n"), "--target", "y"), "has no rows"),
+        ((one, "--target", "y"), "one class only, 'a'"),
+        ((holes, "--target", "y"), "missing in 1 of 5 rows"),
+        ((binary, "--target", "y"), "cannot be read as a table"),
+        ((tmp_path, "--target", "y"), "is a folder"),
+        ((tmp_path / "nothing.csv", "--target", "y"), "no such file"),
+    ]
+    for words, message in cases:
+        line = refused("fit", *words, "-o", out)
+        assert line.startswith("error: ") and message in line
+    assert not out.exists()
+    assert "1 rows without 'y' were left out" in ok("fit", holes, "--target", "y", "-o", out, "--drop-missing").stderr
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(people, tmp_path):
+    start = time.perf_counter()
+    assert "does not exist" in refused("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "no" / "m")
+    assert "is a folder" in refused("predict", people / "model", people / "new.csv", "-o", tmp_path)
+    assert time.perf_counter() - start < 30
+
+
+def test_predictors_that_are_none_and_tables_that_do_not_fit(people, tmp_path):
+    assert "no safetensors file" in refused("predict", people / "old.csv", people / "new.csv")
+    assert "No such file" in refused("inspect", tmp_path / "nothing")
+    damaged = bytearray((people / "model").read_bytes())
+    damaged[-100] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    assert "damaged" in refused("inspect", tmp_path / "damaged")
+    new = pd.read_csv(people / "new.csv")
+    new.drop(columns=["age", "town"]).to_csv(tmp_path / "few.csv", index=False)
+    assert "lacks the columns 'age', 'town'" in refused("predict", people / "model", tmp_path / "few.csv")
+    new.assign(age="old").to_csv(tmp_path / "odd.csv", index=False)
+    assert "'age' must hold numbers, and holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
+    X = np.random.default_rng(0).normal(size=(50, 2))
+    fullconformal.FullConformalClassifier().fit(X, X[:, 0] > 0).save(tmp_path / "no table")
+    assert "was not made by `fullconformal fit`" in refused("predict", tmp_path / "no table", people / "new.csv")
+    ok("inspect", tmp_path / "no table")
+
+
+def test_unexpected_errors_are_exit_code_one_and_a_traceback_can_be_had(people, monkeypatch):
+    assert isinstance(run("--traceback", "inspect", people / "nothing").exception, FileNotFoundError)
+
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("fullconformal.estimators.saving.load_with_notes", broken)
+    assert run("inspect", people / "model").exit_code == 1
+
+
+# Large tables, and interrupts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A hundred thousand rows, and a thousand to predict."""
+    folder = tmp_path_factory.mktemp("large")
+    rng = np.random.default_rng(0)
+    n = 101_000
+    table = pd.DataFrame(rng.normal(size=(n, 3)), columns=["a", "b", "c"]).round(3)
+    table["region"] = rng.choice([f"r{k}" for k in range(10)], n)
+    table.loc[rng.random(n) < 0.1, "b"] = np.nan
+    table["y"] = np.where(table["a"] + rng.logistic(size=n) > 0, "yes", "no")
+    table[:-1000].to_csv(folder / "old.csv", index=False)
+    table[-1000:].to_csv(folder / "new.csv", index=False)
+    return folder
+
+
+def test_a_hundred_thousand_rows(large):
+    result = ok("fit", large / "old.csv", "--target", "y", "-o", large / "model")
+    assert "100,000 rows" in result.stdout and "method influence: an approximation" in result.stdout
+    assert "--method symmetric" in result.stdout
+    told = json.loads(ok("predict", large / "model", large / "new.csv", "-o", large / "sets.csv", "--json").stdout)
+    # Ninety per cent within four standard errors of a thousand trials.
+    assert abs(told["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 1000) ** 0.5
+
+
+def interrupted(folder, *words):
+    """Exit code, and what a command interrupted in the middle leaves in its folder."""
+    before = set(folder.iterdir())
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fullconformal", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        text=True,
+    )
+    assert "rows" in process.stdout.readline()  # it has read the table, and is at work
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    return process.returncode, errors, set(folder.iterdir()) - before
+
+
+def test_an_interrupt_leaves_nothing_behind(large):
+    code, errors, left = interrupted(
+        large, "fit", large / "old.csv", "--target", "y", "-o", large / "half", "--model", "mlp"
+    )
+    assert code == 130 and "nothing was written" in errors and "Traceback" not in errors and left == set()
+
+
+def test_an_interrupted_table_leaves_nothing_behind(people, tmp_path, monkeypatch):
+    def stop(self, path, **_):
+        Path(path).write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", stop)
+    result = run("predict", people / "model", people / "new.csv", "-o", tmp_path / "sets.csv")
+    assert result.exit_code == 130 and list(tmp_path.iterdir()) == []
+
+
+def test_acs_income(tmp_path):
+    folder = os.environ.get("FULLCONFORMAL_DATA")
+    source = Path(folder or "") / "acsincome" / "ny_2018.csv.gz"
+    if not folder or not source.exists():
+        pytest.skip("FULLCONFORMAL_DATA names no folder with acsincome/ny_2018.csv.gz")
+    rows = pd.read_csv(source)
+    target = [name for name in rows if name.startswith("PINCP")][0]  # noqa: RUF015
+    # Codes are categories, as people give them.
+    rows = rows.astype(dict.fromkeys(("COW", "MAR", "SEX", "RAC1P", "RELP"), str)).sample(8000, random_state=0)
+    rows[:6000].to_csv(tmp_path / "old.csv", index=False)
+    rows[6000:].to_parquet(tmp_path / "new.parquet")
+    ok("fit", tmp_path / "old.csv", "--target", target, "-o", tmp_path / "model")
+    told = json.loads(
+        ok("predict", tmp_path / "model", tmp_path / "new.parquet", "-o", tmp_path / "s.csv", "--json").stdout
+    )
+    assert abs(told["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 2000) ** 0.5
