@@ -87,7 +87,10 @@ def against_mapie() -> None:
     X, y, objects = X[:5000], y[:5000], X[5000:]
     lac = {"conformity_score": "lac"}
     pairs = {
-        "split": (SplitConformalClassifier(LogisticRegression(), random_state=0, **lac), mapie_split(X, y, objects, level)),
+        "split": (
+            SplitConformalClassifier(LogisticRegression(), random_state=0, **lac),
+            mapie_split(X, y, objects, level),
+        ),
         "CV+, 5 folds": (CVPlusClassifier(LogisticRegression(), cv=cv, **lac), mapie_cv(X, y, objects, level, cv)),
     }
     rows = []

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
+from fullconformal.curvature.base import Factor
 from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
 from fullconformal.models.fitting import NotFinite, Progress, newton, train
@@ -182,8 +183,18 @@ def minimise(problem: Problem) -> None:
         problem.assign(theta)
         return problem.gradient()
 
+    factor: Factor | None = None
+    before = float("inf")
+
     def step(theta: Tensor, g: Tensor) -> Tensor:
-        return GGN().factor(problem).solve(g[None])[0]
+        nonlocal factor, before
+        size = float(g.abs().max())
+        if (
+            factor is None or size > before / 8
+        ):  # the last factor serves as long as a step with it gains most of a digit
+            factor = GGN().factor(problem)
+        before = size
+        return factor.solve(g[None])[0]
 
     problem.assign(newton(theta, value, gradient, step, tol))
 
