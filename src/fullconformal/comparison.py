@@ -69,7 +69,7 @@ def compare(
     >>> from fullconformal import FullConformalClassifier, SplitConformalClassifier, compare
     >>> X, y = load_iris(return_X_y=True)
     >>> methods = {"full": FullConformalClassifier(), "split": SplitConformalClassifier(random_state=0)}
-    >>> comparison = compare(methods, X[::2], y[::2], X[1::2], y[1::2])
+    >>> comparison = compare(methods, X[::2], y[::2], X[1::2], y[1::2], levels=[0.8, 0.9])
     >>> comparison.welch("full", "split").pvalue < 0.1
     True
     """
