@@ -1,10 +1,13 @@
 """compare: the same data for every method, its numbers, its table, its figure and its tests."""
 
+import io
 import math
 import warnings
 
 import numpy as np
+import pandas
 import pytest
+import torch
 from rich.console import Console
 from scipy import stats
 from sklearn.base import clone
@@ -115,6 +118,27 @@ def test_a_classifier_fitted_before_is_taken_as_it_is():
     np.testing.assert_array_equal(compared.p["prefit"], expected)
 
 
+def test_a_classifier_that_knows_other_classes_is_an_error_of_its_own():
+    X, y, objects, truth = halves(load_iris)
+    bayes = GaussianNB().fit(X, y)
+    two = y != "virginica"
+    methods = {"three": SplitConformalClassifier(bayes, prefit=True), "two": SplitConformalClassifier(random_state=0)}
+    compared = compare(methods, X[two], y[two], objects[truth != "virginica"], truth[truth != "virginica"])
+    assert "knows the classes ['setosa', 'versicolor', 'virginica'], but y holds" in str(compared.errors["three"])
+
+
+def test_frames_and_tensors_give_the_numbers_of_arrays():
+    X, y, objects, truth = halves(load_iris)
+    y, truth = (np.unique(labels, return_inverse=True)[1] for labels in (y, truth))
+    frames = pandas.DataFrame(X), pandas.Series(y), pandas.DataFrame(objects), pandas.Series(truth)
+    tensors = tuple(torch.as_tensor(part) for part in (X, y, objects, truth))
+    plain, *others = (compare(None, *data, levels=[0.8]) for data in ((X, y, objects, truth), frames, tensors))
+    for other in others:
+        assert other.errors == {}
+        for name in plain.methods:
+            np.testing.assert_array_equal(other.p[name], plain.p[name])
+
+
 def test_labels_that_leave_are_counted_by_the_methods_own_sets():
     data = halves(load_iris)
     methods = {"leaving": Leaving(GaussianNB(), random_state=0), "split": SplitConformalClassifier(random_state=0)}
@@ -215,7 +239,7 @@ def test_unknown_names_get_an_error_that_lists_the_known(compared):
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_the_table_holds_all_numbers_at_any_width(compared, width):
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(compared)
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= width and "…" not in text

@@ -76,8 +76,8 @@ def compare(
     at = np.unique(check_levels(levels))
     truth, classes = _check_labels(X, y, X_test, y_test)
     if methods is None:
-        parameters = np.size(X) / max(_num_samples(X), 1) * len(classes)
-        work = len(truth) * len(classes) * np.size(y) * parameters**2
+        parameters = float(np.prod(np.shape(X)[1:])) * len(classes)
+        work = len(truth) * len(classes) * _num_samples(X) * parameters**2
         named = default_methods(estimator, random_state, work)
     else:
         named = _named(methods, estimator)
@@ -133,6 +133,8 @@ def _run(
     start = time.perf_counter()
     method.fit(*data)
     fitted = time.perf_counter()
+    if method.classes_.tolist() != classes.tolist():
+        raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {classes.tolist()}.")
     p = method.predict_epsilon(X_test)
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
     path = _path(method, X_test, p, grid)

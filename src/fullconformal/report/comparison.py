@@ -15,7 +15,7 @@ from fullconformal import metrics
 from fullconformal.metrics import Estimate, Welch
 
 ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}  # whether they need the true labels
-ONE_STEP = 1e-9  # levels are told apart by more than this
+SAME_LEVEL = 1e-9  # two levels closer than this are one
 NOT_MEASURED = float("nan")
 
 
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     columns: dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
     """Methods measured on the same objects; prints as a table. `fullconformal.compare` makes it.
 
@@ -102,7 +102,7 @@ class Comparison:
             why = f" failed: {self.errors[method]}" if method in self.errors else " is unknown"
             raise ValueError(f"method={method!r}{why}; there are numbers of: {', '.join(map(repr, known))}.")
         for record in of_method:
-            same = np.isnan(record.level) if level is None else abs(record.level - level) < ONE_STEP
+            same = np.isnan(record.level) if level is None else abs(record.level - level) < SAME_LEVEL
             if record.metric == metric and same:
                 return Estimate(record.value, record.se)
         known = sorted({record.metric for record in of_method if np.isnan(record.level) == (level is None)})
@@ -215,7 +215,7 @@ class Comparison:
 
     def _best(self, coverage: dict[str, Estimate], size: dict[str, Estimate], level: float) -> list[str]:
         """The methods with the smallest sets, of those whose coverage is not below the level by more than two standard errors."""
-        good = [k for k, found in coverage.items() if found.value >= level - ONE_STEP - 2 * np.nan_to_num(found.se)]
+        good = [k for k, found in coverage.items() if found.value >= level - SAME_LEVEL - 2 * np.nan_to_num(found.se)]
         smallest = min((size[name].value for name in good), default=NOT_MEASURED)
         return [name for name in good if size[name].value == smallest]
 
