@@ -265,6 +265,11 @@ def test_welch_equals_its_formula(a, b):
     assert result.pvalue == pytest.approx(student_below(t, df), abs=1e-6)
 
 
+def test_welch_is_not_fooled_by_rounding():
+    with pytest.raises(ValueError, match="do not vary"):
+        metrics.welch([0.1 + 0.2, 0.3, 0.3], [0.4, 0.4, 0.1 + 0.3])
+
+
 def student_below(t, df):
     """P(T < t) of Student's distribution by Simpson's rule in the angle, where the integral is finite: x = √df · tan φ."""
     steps = 2000

@@ -12,13 +12,17 @@ import numpy.typing as npt
 from sklearn.base import clone
 from sklearn.utils.validation import _num_samples, column_or_1d
 
-from fullconformal.estimators.base import progress_bar
+from fullconformal.estimators.base import ConformalClassifier, progress_bar
+from fullconformal.estimators.cross import CVPlusClassifier
+from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.split import SplitConformalClassifier
+from fullconformal.models.adapters import is_logistic
 from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
 from fullconformal.sets import check_levels, prediction_sets
 
 GRID = np.linspace(0.5, 0.99, 50)  # of levels, where nestedness is judged
+MUCH = 1e11  # products of a symmetric method: more than a minute or so
 
 
 def compare(
@@ -38,7 +42,8 @@ def compare(
     Parameters
     ----------
     methods : mapping of name to conformal classifier, sequence of them, or None
-        They are cloned, not changed. None is full CP, split CP, RAPS and CV+.
+        They are cloned, not changed. None is full CP, split CP, RAPS and CV+. For logistic regressions full CP is there twice,
+        exactly valid and by influence functions; by these only where exact validity would take more than a minute or so.
     X, y : array-like (n, ...), (n,)
         Labelled data; every method makes of them what it needs.
     X_test, y_test : array-like (m, ...), (m,)
@@ -64,13 +69,18 @@ def compare(
     >>> from fullconformal import FullConformalClassifier, SplitConformalClassifier, compare
     >>> X, y = load_iris(return_X_y=True)
     >>> methods = {"full": FullConformalClassifier(), "split": SplitConformalClassifier(random_state=0)}
-    >>> comparison = compare(methods, X[::2], y[::2], X[1::2], y[1::2])
+    >>> comparison = compare(methods, X[::2], y[::2], X[1::2], y[1::2], levels=[0.8, 0.9])
     >>> comparison.welch("full", "split").pvalue < 0.1
     True
     """
-    named = _named(methods, estimator, random_state)
     at = np.unique(check_levels(levels))
     truth, classes = _check_labels(X, y, X_test, y_test)
+    if methods is None:
+        parameters = float(np.prod(np.shape(X)[1:])) * len(classes)
+        work = len(truth) * len(classes) * _num_samples(X) * parameters**2
+        named = default_methods(estimator, random_state, work)
+    else:
+        named = _named(methods, estimator)
     records: list[Record] = []
     p: dict[str, npt.NDArray[np.float64]] = {}
     sets: dict[str, npt.NDArray[np.bool_]] = {}
@@ -93,11 +103,17 @@ def compare(
     return Comparison(list(named), at, truth, classes, records, p, sets, errors)
 
 
-def default_methods(estimator: Any = None, random_state: Any = 0) -> dict[str, Any]:
-    """The methods that `compare` takes where none are given, each around the same classifier."""
-    return {
-        "full CP": FullConformalClassifier(estimator, random_state=random_state),
+def default_methods(estimator: Any = None, random_state: Any = 0, work: float = 0.0) -> dict[str, Any]:
+    """The methods that `compare` takes where none are given, each around the same classifier; work: products of a symmetric one."""
+    final = split_pipeline(estimator)[1]
+    convex = final is None or is_logistic(final)
+    full = {} if convex and work > MUCH else {"full CP": FullConformalClassifier(estimator, random_state=random_state)}
+    if convex:
+        full["full CP, influence"] = FullConformalClassifier(estimator, method="influence", random_state=random_state)
+    return full | {
         "split": SplitConformalClassifier(estimator, random_state=random_state),
+        "RAPS": SplitConformalClassifier(estimator, conformity_score="raps", random_state=random_state),
+        "CV+": CVPlusClassifier(estimator, random_state=random_state),
     }
 
 
@@ -117,19 +133,25 @@ def _run(
     start = time.perf_counter()
     method.fit(*data)
     fitted = time.perf_counter()
-    p, path = _predicted(method, X_test, grid)
+    if method.classes_.tolist() != classes.tolist():
+        raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {classes.tolist()}.")
+    p = method.predict_epsilon(X_test)
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
+    path = _path(method, X_test, p, grid)
+    method._check_reachable(levels)  # warns where the data are too few for one
     sets = path[:, :, np.searchsorted(grid, levels)]
     records = measure(name, p, sets, path, y_test, levels, classes)
     return p, sets, [*records, *(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())]
 
 
-def _predicted(
-    method: Any, X: Any, grid: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """p (m, C) and the sets (m, C, G) at a grid of levels."""
-    p = method.predict_p(X)
-    return p, prediction_sets(p, grid)
+def _path(
+    method: ConformalClassifier, X: Any, p: npt.NDArray[np.float64], grid: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Sets (m, C, G) at a grid of levels: by the method's own rule, where it has one that is not p > ε."""
+    if type(method).predict_set is ConformalClassifier.predict_set:
+        return prediction_sets(p, grid)  # the same, without computing p again
+    sets: npt.NDArray[np.bool_] = method.predict_set(X, grid.tolist())
+    return sets
 
 
 def _unfitted(method: Any, quiet: bool) -> Any:
@@ -142,10 +164,8 @@ def _unfitted(method: Any, quiet: bool) -> Any:
     return fresh
 
 
-def _named(methods: Any, estimator: Any, random_state: Any) -> dict[str, Any]:
+def _named(methods: Any, estimator: Any) -> dict[str, Any]:
     """Methods by name, or an error that says which is none."""
-    if methods is None:
-        return default_methods(estimator, random_state)
     if estimator is not None:
         raise ValueError("estimator goes with methods=None; where methods are given, give it to each of them.")
     if isinstance(methods, Mapping):
@@ -164,8 +184,7 @@ def _named(methods: Any, estimator: Any, random_state: Any) -> dict[str, Any]:
     if not named:
         raise ValueError("methods is empty; give at least one conformal classifier, or None for the usual ones.")
     for name, method in named.items():
-        usable = all(hasattr(method, verb) for verb in ("get_params", "fit", "predict_p", "predict_set"))
-        if not isinstance(name, str) or isinstance(method, type) or not usable:
+        if not isinstance(name, str) or not isinstance(method, ConformalClassifier):
             raise TypeError(
                 f"methods[{name!r}] is {method!r}; give a name (a string) and a conformal classifier of this library, not yet "
                 "fitted, for example FullConformalClassifier()."

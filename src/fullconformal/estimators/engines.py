@@ -36,7 +36,7 @@ from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, s
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
 FLOPS, PATIENCE = 5e9, 60.0  # what small Hessians reach a second (measured); seconds nobody is warned of
-SMALL = 2**20  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
+SMALL = 2**18  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
 FloatArray = npt.NDArray[np.float64]
 
 

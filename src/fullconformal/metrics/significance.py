@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+ROUNDING = 1e-12  # relative: sums that differ by less are equal
+
 
 class Welch(NamedTuple):
     """A one-sided Welch test: the ``statistic``, its ``pvalue``, and the degrees of freedom ``df``.
@@ -44,7 +46,7 @@ def welch(values_a: npt.ArrayLike, values_b: npt.ArrayLike) -> Welch:
     t = -4.67, p = 0.0021 (5.5 degrees of freedom)
     """
     a, b = _sample("values_a", values_a), _sample("values_b", values_b)
-    if np.ptp(a) == np.ptp(b) == 0:
+    if not any(np.ptp(sample) > ROUNDING * np.abs(sample).max() for sample in (a, b)):
         raise ValueError("values_a and values_b do not vary, so there is nothing to test: compare the two numbers.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # one of the two may be constant

@@ -15,7 +15,7 @@ from fullconformal import metrics
 from fullconformal.metrics import Estimate, Welch
 
 ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}  # whether they need the true labels
-ONE_STEP = 1e-9  # levels are told apart by more than this
+SAME_LEVEL = 1e-9  # two levels closer than this are one
 NOT_MEASURED = float("nan")
 
 
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     columns: dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
     """Methods measured on the same objects; prints as a table. `fullconformal.compare` makes it.
 
@@ -102,7 +102,7 @@ class Comparison:
             why = f" failed: {self.errors[method]}" if method in self.errors else " is unknown"
             raise ValueError(f"method={method!r}{why}; there are numbers of: {', '.join(map(repr, known))}.")
         for record in of_method:
-            same = np.isnan(record.level) if level is None else abs(record.level - level) < ONE_STEP
+            same = np.isnan(record.level) if level is None else abs(record.level - level) < SAME_LEVEL
             if record.metric == metric and same:
                 return Estimate(record.value, record.se)
         known = sorted({record.metric for record in of_method if np.isnan(record.level) == (level is None)})
@@ -166,18 +166,16 @@ class Comparison:
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Tables of as many groups of columns as the width allows, then notes."""
-        from rich.measure import Measurement
         from rich.text import Text
 
-        groups = [*(self._level_group(level) for level in self.levels), *self._overall_groups()]
-        while groups:
-            count = len(groups)
-            while (
-                count > 1 and _width(console, options, self._table(groups[:count])) > options.max_width
-            ):
-                count -= 1
-            yield self._table(groups[:count])
-            groups = groups[count:]
+        for groups in ([self._level_group(level) for level in self.levels], self._overall_groups()):
+            while groups:
+                count = len(groups)
+                while count > 1 and _width(console, options, self._table(groups[:count])) > options.max_width:
+                    count -= 1
+                yield self._table(groups[:count])
+                yield ""
+                groups = groups[count:]
         for method, error in self.errors.items():
             yield Text(f"{method} failed: {type(error).__name__}: {error}", style="red")
         yield Text(
@@ -191,7 +189,7 @@ class Comparison:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
         table.add_column("\nmethod", no_wrap=True)
         for group in groups:
             for k, head in enumerate(group.columns):
@@ -217,7 +215,7 @@ class Comparison:
 
     def _best(self, coverage: dict[str, Estimate], size: dict[str, Estimate], level: float) -> list[str]:
         """The methods with the smallest sets, of those whose coverage is not below the level by more than two standard errors."""
-        good = [k for k, found in coverage.items() if found.value >= level - ONE_STEP - 2 * np.nan_to_num(found.se)]
+        good = [k for k, found in coverage.items() if found.value >= level - SAME_LEVEL - 2 * np.nan_to_num(found.se)]
         smallest = min((size[name].value for name in good), default=NOT_MEASURED)
         return [name for name in good if size[name].value == smallest]
 
@@ -234,7 +232,7 @@ class Comparison:
             ),
             Group(f"{100 * level:g} %", {"class gap": {name: str(found) for name, found in gap.items()}}),
             Group("", {"not nested": {k: _or_zero(v) for k, v in self._estimates("nestedness_violations").items()}}),
-            Group("", {head: {k: f"{v.value:.3g} s" for k, v in cells.items()} for head, cells in seconds.items()}),
+            Group("", {head: {k: _seconds(v.value) for k, v in cells.items()} for head, cells in seconds.items()}),
         ]
 
     def _estimates(self, metric: str, level: float | None = None) -> dict[str, Estimate]:
@@ -268,7 +266,18 @@ def measure(
 def _marked(text: str, best: bool) -> Any:
     from rich.text import Text
 
-    return Text(f"{text} *", style="bold green") if best else Text(f"{text}  ")
+    return Text(f"{text}*", style="bold green") if best else Text(f"{text} ")
+
+
+def _width(console: Any, options: Any, table: Any) -> int:
+    """Characters that a table would take if it had room."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, options.update(max_width=10_000), table).maximum
+
+
+def _seconds(time: float) -> str:
+    return f"{time:.3g} s" if time >= 0.1 else f"{1e3 * time:.3g} ms"
 
 
 def _or_zero(estimate: Estimate) -> str:
