@@ -37,6 +37,8 @@ class Real:
     damping: float = 0.01
     ours_l2: float = 1e-3
     ours_epochs: int = 60
+    polish: int = 300  # iterations of L-BFGS at most
+    cnn_polish: int = 60
     ours_cnn_curvature: str = "ggn"
     n_symmetric: int = 1000  # test points of the exactly valid method, which fits every candidate
     cnn_n_symmetric: int = 100

@@ -191,12 +191,12 @@ def test_exact_scores_are_those_of_refits():
 def test_small_synthetic_runs_compare_with_exact(tmp_path):
     settings = config.Synthetic("features", "scores", n=(60, 200), features=(5,), n_test=3, seeds=(0,))
     records = Records(tmp_path)
-    run.run(settings, records, None, "cpu", 1.0, lambda text: None)
+    run.run(settings, records, run.Machine(tell=lambda text: None))
     near = [line["found"]["direct"][0] for line in records.lines]
     assert near[1] < near[0] / 3  # the error falls like 1/n and faster
     assert all(line["found"]["cone_as_printed"] < 0.05 for line in records.lines)
     before = len(records.lines)
-    run.run(settings, Records(tmp_path), None, "cpu", 1.0, lambda text: pytest.fail(text))
+    run.run(settings, Records(tmp_path), run.Machine(tell=pytest.fail))
     assert before == len(read_lines(tmp_path / "results.jsonl"))
 
 
