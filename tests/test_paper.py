@@ -237,6 +237,14 @@ def test_cells_hold_means_the_papers_value_and_the_note(tmp_path):
     )
 
 
+def test_small_sets_that_err_too_often_are_marked_and_not_bold(tmp_path):
+    lines = [fake("MNIST", "LR", "ours", seed, 0.1, error=0.3) for seed in range(3)]
+    lines += [fake("MNIST", "LR", "scp", seed, 0.4, error=0.12) for seed in range(3)]
+    (table,) = [tables.comparison(lines, "MNIST", "size_auc", "x", ["scp", "ours"])]
+    scp, ours = table.rows[0][1]
+    assert ours.all.endswith("‡") and not ours.best and scp.best and "‡" not in scp.all
+
+
 def test_later_lines_replace_earlier_ones():
     lines = [fake("MNIST", "LR", "scp", 0, 0.5), fake("MNIST", "LR", "scp", 0, 0.4)]
     assert [line["all"]["size_auc"][0] for line in tables.latest(lines)] == [0.4]
