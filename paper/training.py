@@ -21,30 +21,10 @@ from paper.config import Real, key
 from paper.inputs import Inputs
 from paper.records import Records
 
-RECIPE = (
-    "data",
-    "seeds",
-    "n_train",
-    "autoencoder",
-    "max_epochs",
-    "patience",
-    "hold_out",
-    "lam",
-    "calibration",
-    "folds",
-)
-OURS = (
-    "data",
-    "seeds",
-    "n_train",
-    "autoencoder",
-    "max_epochs",
-    "patience",
-    "hold_out",
-    "lam",
-    "ours_l2",
-    "ours_epochs",
-)
+# What the parameters of a network depend on: its inputs, and how it is trained.
+INPUTS = ("data", "seeds", "n_train", "autoencoder", "max_epochs", "patience", "hold_out", "lam")
+RECIPE = (*INPUTS, "cnn_epochs", "calibration", "folds")
+OURS = (*INPUTS, "ours_l2", "ours_epochs", "polish", "cnn_polish")
 TOLERANCE = 1e-5  # of the mean gradient of our own fits
 
 
@@ -86,7 +66,8 @@ def train_setting(
 
     def by_recipe() -> dict[str, np.ndarray]:
         start = time.perf_counter()
-        recipe = Recipe(max_epochs=config.max_epochs, patience=config.patience)
+        epochs = config.cnn_epochs if model == "CNN" else config.max_epochs
+        recipe = Recipe(max_epochs=epochs, patience=config.patience)
         trained = train_stacked(
             factory, inputs.X, y, jobs(), weights_only(factory(), config.lam), recipe, progress=progress
         )
