@@ -27,6 +27,7 @@ class Real:
     n_test: int | None = None
     autoencoder: bool = True  # before every model but the CNN
     max_epochs: int = 200
+    cnn_epochs: int = 200
     patience: int = 10  # the paper does not say
     hold_out: float = 0.2  # of what trains, to stop it
     lam: float = 1e-5  # of λ|W|²
@@ -37,6 +38,8 @@ class Real:
     damping: float = 0.01
     ours_l2: float = 1e-3
     ours_epochs: int = 60
+    polish: int = 300  # iterations of L-BFGS at most
+    cnn_polish: int = 60
     ours_cnn_curvature: str = "ggn"
     n_symmetric: int = 1000  # test points of the exactly valid method, which fits every candidate
     cnn_n_symmetric: int = 100
@@ -55,7 +58,7 @@ class Synthetic:
     features: tuple[int, ...] = (30,)
     l2: tuple[float, ...] = (1e-2,)
     n_test: int = 100
-    pairs: int = 2_000_000  # at most so many leave-one-out fits a line, by fewer test points
+    pairs: int = 100_000  # at most so many leave-one-out fits a line, by fewer test points
     seeds: tuple[int, ...] = (0, 1, 2)
     epsilon: float = 0.1
 

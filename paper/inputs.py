@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullconformal import data
 from fullconformal.models import Autoencoder
+from fullconformal.models.fitting import Progress
 from fullconformal.models.networks import EMBEDDING
 from fullconformal.models.stacked import Job, Recipe, hold_out, squared_errors, train_stacked, weights_only
 from paper.config import Real, key
@@ -51,12 +52,14 @@ def load_data(config: Real, folder: str | None) -> data.Dataset:
     return data.Dataset(found.name, **cut, classes=found.classes, features=found.features, note=found.note)
 
 
-def make_inputs(config: Real, found: data.Dataset, model: str, records: Records, device: str) -> Inputs:
+def make_inputs(
+    config: Real, found: data.Dataset, model: str, records: Records, device: str, progress: Progress | None = None
+) -> Inputs:
     """What a model reads: embeddings of images, images for the CNN, rows of numbers as they are; all standardised."""
     start = time.perf_counter()
     images = found.X.ndim == 4
     if images and model != "CNN" and config.autoencoder:
-        X, X_test = embed(config, found, EMBEDDING[model], records, device)
+        X, X_test = embed(config, found, EMBEDDING[model], records, device, progress)
     else:
         X, X_test = (torch.as_tensor(part).to(device).float()[None] for part in (found.X, found.X_test))
         X, X_test = (X, X_test) if model == "CNN" else (X.flatten(2), X_test.flatten(2))
@@ -66,7 +69,9 @@ def make_inputs(config: Real, found: data.Dataset, model: str, records: Records,
     return Inputs(X, X_test, found.y, found.y_test, len(found.classes), time.perf_counter() - start)
 
 
-def embed(config: Real, found: data.Dataset, size: int, records: Records, device: str) -> tuple[Tensor, Tensor]:
+def embed(
+    config: Real, found: data.Dataset, size: int, records: Records, device: str, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
     """Embeddings (S, n, size) and (S, m, size) of images in [0, 1], one autoencoder a seed."""
     settings = key(config, "data", "seeds", "n_train", "max_epochs", "patience", "hold_out", "lam")
     X, X_test = (torch.as_tensor(part).to(device).float().flatten(1) / 255 for part in (found.X, found.X_test))
@@ -76,7 +81,7 @@ def embed(config: Real, found: data.Dataset, size: int, records: Records, device
         jobs = [Job(seed, *hold_out(torch.arange(len(X)), config.hold_out, seed)) for seed in config.seeds]
         recipe = Recipe(max_epochs=config.max_epochs, patience=config.patience)
         ridge = weights_only(factory(), config.lam)
-        trained = train_stacked(factory, X[None], X, jobs, ridge, recipe, squared_errors)
+        trained = train_stacked(factory, X[None], X, jobs, ridge, recipe, squared_errors, progress)
         return {
             f"{at}.{name}": value.cpu().numpy()
             for at, one in enumerate(trained)

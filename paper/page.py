@@ -1,4 +1,4 @@
-"""The page: tables, figures and claims from the lines of a run. `python -m paper.page FOLDER` writes FOLDER/index.html."""
+"""The page: tables, figures and claims from the lines of a run, by `python -m paper.page FOLDER`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ def build(folder: Path) -> Path:
         "Set sizes": figures.sizes(lines, drawn),
         "Examples": figures.examples(folder, drawn),
     }
+    said = claims(lines)
+    findings = "".join(f"## {claim.text}\n\n" + "".join(f"- {one}\n" for one in claim.found) + "\n" for claim in said)
+    write_atomically(folder / "findings.md", f"# What held, and what did not\n\n{findings}".encode())
     template = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template("page.html")
     text = template.render(
-        tables=tables, time=seconds(lines), pictures=pictures, claims=claims(lines), runs=runs(lines),
+        tables=tables, time=seconds(lines), pictures=pictures, claims=said, runs=runs(lines),
         failed=[line for line in lines if "failed" in line], count=len(lines),
     )  # fmt: skip
     path = folder / "index.html"

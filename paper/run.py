@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +56,52 @@ def curves(epsilon: np.ndarray, y: np.ndarray) -> dict[str, list[float]]:
     }
 
 
-def run_real(config: Real, records: Records, folder: str | None, device: str, memory: float, tell: Tell) -> None:
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run works: device, GiB it may take, folder of the data, whom to tell, and which models and methods only."""
+
+    device: str = "cpu"
+    memory: float = 4.0
+    folder: str | None = None
+    tell: Tell = print
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+    def progress(self, label: str, every: float = 10.0) -> Callable[[int, int], None]:
+        """A callback that tells how far a training is, every so many seconds."""
+        last = time.perf_counter()
+
+        def at(done: int, total: int) -> None:
+            nonlocal last
+            if time.perf_counter() - last > every:
+                last = time.perf_counter()
+                self.tell(f"{label}: epoch {done} of at most {total}")
+
+        return at
+
+
+def run_real(config: Real, records: Records, machine: Machine) -> None:
     """All models, seeds and methods of one data set."""
-    found = load_data(config, folder)
+    found = load_data(config, machine.folder)
+    tell, device = machine.tell, machine.device
     tell(str(found))
+    methods = [method for method in config.methods if method in (machine.methods or config.methods)]
     for model in config.models:
-        wanted = [(seed, method) for seed in config.seeds for method in config.methods]
-        if all(line_key(config, model, *one) in records.done for one in wanted):
+        wanted = [(seed, method) for seed in config.seeds for method in methods]
+        left = [one for one in wanted if line_key(config, model, *one) not in records.done]
+        if not left or (machine.models and model not in machine.models):
             continue
-        inputs = make_inputs(config, found, model, records, device)
+        label = f"{config.name} {model}"
+        inputs = make_inputs(config, found, model, records, device, machine.progress(f"{label}, autoencoder"))
         start = time.perf_counter()
-        networks = train_setting(config, model, inputs, records, device)
-        tell(f"{config.name} {model}: {len(networks)} networks, {time.perf_counter() - start:.1f} s")
+        networks = train_setting(config, model, inputs, records, device, machine.progress(label))
+        tell(
+            f"{label}: {len(networks)} networks, {time.perf_counter() - start:.1f} s; {len(left)} of {len(wanted)} lines to do"
+        )
         for seed in config.seeds:
-            setting = Setting(config, model, inputs, networks, seed, device, memory)
-            for method in config.methods:
-                if line_key(config, model, seed, method) not in records.done:
+            setting = Setting(config, model, inputs, networks, seed, device, machine.memory)
+            for method in methods:
+                if (seed, method) in left:
                     run_method(setting, method, found, records, tell)
         del networks, inputs
     save_examples(config, found, records)
@@ -161,12 +192,12 @@ def run_synthetic(config: Synthetic, records: Records, tell: Tell) -> None:
         tell(f"{config.name} {case}: {seconds:.1f} s")
 
 
-def run(config: Config, records: Records, folder: str | None, device: str, memory: float, tell: Tell) -> None:
+def run(config: Config, records: Records, machine: Machine) -> None:
     """One experiment."""
     if isinstance(config, Real):
-        run_real(config, records, folder, device, memory, tell)
+        run_real(config, records, machine)
     else:
-        run_synthetic(config, records, tell)
+        run_synthetic(config, records, machine.tell)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -180,7 +211,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="reduced sizes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--memory", type=float, help="GiB for curvature and blocks; by default 4, on CUDA 64")
-    parser.add_argument("--models", nargs="+", help="only these of a data set's models")
+    parser.add_argument("--models", nargs="+", default=[], help="only these of a data set's models")
+    parser.add_argument("--methods", nargs="+", default=[], choices=list(METHODS), help="only these methods")
     args = parser.parse_args(argv)
     paths = [Path(name) if name.endswith(".toml") else CONFIGS / f"{name}.toml" for name in args.names or names]
     absent = [str(path) for path in paths if not path.is_file()]
@@ -194,8 +226,9 @@ def main(argv: list[str] | None = None) -> None:
 
     records = Records(args.out)
     memory = args.memory or (64.0 if args.device.startswith("cuda") else 4.0)
+    machine = Machine(args.device, memory, args.data, tell, tuple(args.models), tuple(args.methods))
     for config in configs:
-        run(config, records, args.data, args.device, memory, tell)
+        run(config, records, machine)
     failed = [line["key"] for line in records.lines if "failed" in line]
     tell(f"{len(records.lines)} lines in {records.path}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     if failed:

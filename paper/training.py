@@ -15,36 +15,16 @@ import torch
 from torch import nn
 
 from fullconformal.models import paper_network
-from fullconformal.models.fitting import polish
+from fullconformal.models.fitting import Progress, polish
 from fullconformal.models.stacked import Job, Recipe, Trained, hold_out, train_stacked, weights_only
 from paper.config import Real, key
 from paper.inputs import Inputs
 from paper.records import Records
 
-RECIPE = (
-    "data",
-    "seeds",
-    "n_train",
-    "autoencoder",
-    "max_epochs",
-    "patience",
-    "hold_out",
-    "lam",
-    "calibration",
-    "folds",
-)
-OURS = (
-    "data",
-    "seeds",
-    "n_train",
-    "autoencoder",
-    "max_epochs",
-    "patience",
-    "hold_out",
-    "lam",
-    "ours_l2",
-    "ours_epochs",
-)
+# What the parameters of a network depend on: its inputs, and how it is trained.
+INPUTS = ("data", "seeds", "n_train", "autoencoder", "max_epochs", "patience", "hold_out", "lam")
+RECIPE = (*INPUTS, "cnn_epochs", "calibration", "folds")
+OURS = (*INPUTS, "ours_l2", "ours_epochs", "polish", "cnn_polish")
 TOLERANCE = 1e-5  # of the mean gradient of our own fits
 
 
@@ -70,7 +50,7 @@ def parts(config: Real, n: int, seed: int) -> dict[str, tuple[np.ndarray, np.nda
 
 
 def train_setting(
-    config: Real, model: str, inputs: Inputs, records: Records, device: str
+    config: Real, model: str, inputs: Inputs, records: Records, device: str, progress: Progress | None = None
 ) -> dict[tuple[int, str], Network]:
     """Networks by (seed, role)."""
     factory = partial(paper_network, model, inputs.X.shape[2:], inputs.n_classes)
@@ -86,18 +66,23 @@ def train_setting(
 
     def by_recipe() -> dict[str, np.ndarray]:
         start = time.perf_counter()
-        recipe = Recipe(max_epochs=config.max_epochs, patience=config.patience)
-        trained = train_stacked(factory, inputs.X, y, jobs(), weights_only(factory(), config.lam), recipe)
+        epochs = config.cnn_epochs if model == "CNN" else config.max_epochs
+        recipe = Recipe(max_epochs=epochs, patience=config.patience)
+        trained = train_stacked(
+            factory, inputs.X, y, jobs(), weights_only(factory(), config.lam), recipe, progress=progress
+        )
         return packed(trained, time.perf_counter() - start)
 
     def by_ours() -> dict[str, np.ndarray]:
         start = time.perf_counter()
         whole = [Job(seed, torch.arange(n), None, inputs.version(at)) for at, seed in enumerate(config.seeds)]
         ridge = {name: config.ours_l2 for name, _ in factory().named_parameters()}
-        trained = train_stacked(factory, inputs.X, y, whole, ridge, Recipe(max_epochs=config.ours_epochs, cosine=True))
+        recipe = Recipe(max_epochs=config.ours_epochs, cosine=True)
+        trained = train_stacked(factory, inputs.X, y, whole, ridge, recipe, progress=progress)
+        most = config.cnn_polish if model == "CNN" else config.polish
         for job, one in zip(whole, trained, strict=True):
             penalty = {name: n * value for name, value in ridge.items()}
-            polish(one.model, inputs.X[job.source], y, penalty, TOLERANCE, 300)
+            polish(one.model, inputs.X[job.source], y, penalty, TOLERANCE, most)
         return packed(trained, time.perf_counter() - start)
 
     name = f"{config.data}-{model}"

@@ -191,12 +191,12 @@ def test_exact_scores_are_those_of_refits():
 def test_small_synthetic_runs_compare_with_exact(tmp_path):
     settings = config.Synthetic("features", "scores", n=(60, 200), features=(5,), n_test=3, seeds=(0,))
     records = Records(tmp_path)
-    run.run(settings, records, None, "cpu", 1.0, lambda text: None)
+    run.run(settings, records, run.Machine(tell=lambda text: None))
     near = [line["found"]["direct"][0] for line in records.lines]
     assert near[1] < near[0] / 3  # the error falls like 1/n and faster
     assert all(line["found"]["cone_as_printed"] < 0.05 for line in records.lines)
     before = len(records.lines)
-    run.run(settings, Records(tmp_path), None, "cpu", 1.0, lambda text: pytest.fail(text))
+    run.run(settings, Records(tmp_path), run.Machine(tell=pytest.fail))
     assert before == len(read_lines(tmp_path / "results.jsonl"))
 
 
@@ -235,6 +235,14 @@ def test_cells_hold_means_the_papers_value_and_the_note(tmp_path):
     assert (
         "0.400 ± 0.010*" in text and "ACP (D) has the smaller area in 1 of 1 settings (the paper: 0 of these)" in text
     )
+
+
+def test_small_sets_that_err_too_often_are_marked_and_not_bold(tmp_path):
+    lines = [fake("MNIST", "LR", "ours", seed, 0.1, error=0.3) for seed in range(3)]
+    lines += [fake("MNIST", "LR", "scp", seed, 0.4, error=0.12) for seed in range(3)]
+    (table,) = [tables.comparison(lines, "MNIST", "size_auc", "x", ["scp", "ours"])]
+    scp, ours = table.rows[0][1]
+    assert ours.all.endswith("‡") and not ours.best and scp.best and "‡" not in scp.all
 
 
 def test_later_lines_replace_earlier_ones():

@@ -191,20 +191,19 @@ class _Stack:
         values = self.loss(functional_call(self.skeleton, self._params(theta), (x,)), y)
         return (values * real).sum() / real.sum().clamp_min(1)
 
-    def _gradients(self, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
-        """Gradients (B, p) of the networks' mean losses on their batches."""
-        one = grad(self._mean_loss)
-        if not self.convolves:
-            together: Tensor = vmap(one, randomness="different")(self.theta, x, y, real)
-            return together
-        return torch.stack([one(*row) for row in zip(self.theta, x, y, real, strict=True)])
+    def _each(self, one: Callable[..., Tensor], x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+        """What a function of one network and its points gives for every network."""
+        if self.convolves:
+            return torch.stack([one(*row) for row in zip(self.theta, x, y, real, strict=True)])
+        together: Tensor = vmap(one, randomness="different")(self.theta, x, y, real)
+        return together
 
     def _step(self) -> None:
         """One batch of every network; Adam in place. A network whose epoch is over stays as it is."""
         index = self.order.index_select(0, self.at)[0]
         real, index = index >= 0, index.clamp_min(0)
         x, y = self.X[self.source[:, None], index], self.y[index]
-        g = self._gradients(x, y, real) + self.ridge * self.theta
+        g = self._each(grad(self._mean_loss), x, y, real) + self.ridge * self.theta
         m, v, t = self.adam
         moves = real[:, :1]
         t += moves
@@ -302,7 +301,7 @@ class _Stack:
         with torch.no_grad():
             for part in index.to(self.X.device).split(2000, 1):
                 real, at = part >= 0, part.clamp_min(0)
-                values = vmap(self._mean_loss)(self.theta, self.X[self.source[:, None], at], self.y[at], real)
+                values = self._each(self._mean_loss, self.X[self.source[:, None], at], self.y[at], real)
                 total += values.double() * real.sum(1)
                 number += real.sum(1)
         return [float(value) for value in total / number]
