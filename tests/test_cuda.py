@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, MODELS, draw
+from torch import nn
 
 from fullconformal import FullConformalClassifier
 from fullconformal.models import Autoencoder, cnn, mlp
@@ -87,3 +88,42 @@ def test_dropout_differs_from_step_to_step_in_a_recorded_graph():
     jobs = [Job(seed, *hold_out(torch.arange(200), 0.2, seed)) for seed in range(2)]
     found = train_stacked(lambda: Autoencoder(12, 2, (16,)), X[None], X, jobs, {}, Recipe(1e-2, 20, 30), squared_errors)
     assert all(t.loss < float(X.var()) for t in found)
+
+
+def larger(name):
+    """Networks whose matrices span several stripes, blocks and chunks."""
+    if name == "mlp":
+        return mlp(32, (60, 30), 10), (32,)
+    conv = [nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(4, 2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*conv, nn.Flatten(), nn.Linear(200, 10)), (3, 16, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_larger_networks_give_the_counts_of_the_cpu(name, dtype):
+    """float64: the same counts. float32: a score moves by about 1e-5 of its size, so a few of 3,000 neighbours change sides."""
+    torch.manual_seed(0)
+    model, shape = larger(name)
+    X, y, Xt = torch.randn(3000, *shape, dtype=dtype), torch.randint(10, (3000,)), torch.randn(120, *shape, dtype=dtype)
+    model = model.to(dtype).eval()
+    counts = {}
+    for device in ("cpu", "cuda"):
+        problem = Problem(model.to(device), X.to(device), y.to(device), 3.0)
+        factor = CURVATURES["ggn"](0.01).factor(problem)
+        assert factor.inverted == (device == "cuda")
+        training = prepare(problem, factor, 2**32, keep_solved=False)
+        out = [pruned_counts(training, Xt.to(device), q) for q in (1.0, 0.5)]
+        out.append(count_scores(direct, training, Xt[:10].to(device), 1.0))
+        assert np.array_equal(out[0].greater[:10], out[2].greater)
+        counts[device] = np.concatenate([part for c in out for part in (c.greater, c.greater + c.equal)])
+    difference = np.abs(counts["cpu"] - counts["cuda"])
+    assert difference.max() <= (1e-9 if dtype == torch.float64 else 30)
+    assert difference.mean() <= 1
+
+
+def test_settings_of_tf32_are_given_back():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    model, shape = larger("cnn")
+    X, y = torch.randn(50, *shape, device="cuda"), torch.randint(10, (50,), device="cuda")
+    CURVATURES["ggn"](0.1).factor(Problem(model.cuda().eval(), X, y, 1.0))
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before

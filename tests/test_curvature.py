@@ -8,7 +8,8 @@ from oracles import Oracle
 from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.curvature.base import factorise
+from fullconformal.curvature.base import Factor, factorise, inverse_triangular
+from fullconformal.curvature.structured import add_gram
 from fullconformal.problem import Problem, flat
 
 
@@ -110,3 +111,25 @@ def test_the_gauge_is_fixed_without_changing_any_product():
     expected = G @ torch.linalg.pinv(GGN().matrix(problem), hermitian=True) @ G.T
     assert factor.damping == 0
     assert (G @ factor.solve(G).T - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("p", [3, 8, 61])
+def test_a_factor_kept_inverted_acts_as_the_factor(p):
+    """What a GPU keeps, L⁻¹, against solves with L."""
+    generator = torch.Generator().manual_seed(p)
+    A = torch.randn(p, p, dtype=torch.float64, generator=generator)
+    V = torch.randn(9, p, dtype=torch.float64, generator=generator)
+    L = torch.linalg.cholesky(A @ A.T + torch.eye(p))
+    plain, inverted = Factor(L, None, 0.0, 0.0, 0.0), Factor(inverse_triangular(L), None, 0.0, 0.0, 0.0, inverted=True)
+    tol = 10 * p * torch.finfo(torch.float64).eps * torch.linalg.cond(L) ** 2
+    for action in ("half", "back", "solve"):
+        expected = getattr(plain, action)(V)
+        assert (getattr(inverted, action)(V) - expected).abs().max() < tol * expected.abs().max()
+
+
+@pytest.mark.parametrize("p", [1, 7, 8, 50])
+def test_a_gram_matrix_is_summed_by_stripes(p):
+    B = torch.randn(20, p, dtype=torch.float64, generator=torch.Generator().manual_seed(p))
+    total = torch.ones(p, p, dtype=torch.float64)
+    add_gram(total, B)
+    assert (total - 1 - B.T @ B).tril().abs().max() < 1e-13

@@ -99,6 +99,26 @@ def test_pruned_equals_unpruned(name, curvature, seed, q, weighted, conditional,
     assert pruned.touched <= 1
 
 
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("memory", [2**28, 2**20])
+def test_pruned_equals_unpruned_with_points_kept_and_many_groups(conditional, memory):
+    """Enough candidates that the points of largest score keep their solves, and a good share of candidates not solved for."""
+    model, X, y, Xt = draw("mlp", 11, n=2000, m=150)
+    with torch.no_grad():  # surer than random weights are, and labels that mostly agree
+        model[-1].weight *= 20
+        y = torch.where(torch.rand(2000, generator=torch.Generator().manual_seed(0)) < 0.99, model(X).argmax(1), y)
+    problem = Problem(model, X, y, 5.0)
+    training = prepare(problem, CURVATURES["ggn"](1.0).factor(problem), memory, keep_solved=False)
+    weight = pvalues.comparison_weight(y.numpy(), 3, class_conditional=conditional)
+    weight = None if weight is None else torch.as_tensor(weight)
+    for q in (1.0, 0.0):
+        dense, pruned = count_scores(direct, training, Xt, q, weight), pruned_counts(training, Xt, q, weight)
+        assert np.array_equal(dense.greater, pruned.greater)
+        assert np.array_equal(dense.equal, pruned.equal)
+        assert pruned.touched < 0.5
+        assert q < 1 or pruned.solved < 0.7
+
+
 def test_a_training_point_as_candidate_ties_with_itself():
     training, _, _ = prepared("logistic", 5, "ggn", keep=True, n=50)
     X, y = training.problem.X[:10], training.problem.y[:10]

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from cases import MODELS, draw
+from torch import nn
 from torch.func import grad, jacrev
 
-from fullconformal.problem import Problem, contract, flat, losses, residuals, squared_norms
+from fullconformal.problem import Problem, candidate_losses, contract, flat, losses, residuals, squared_norms
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -54,3 +55,50 @@ def test_gauge_directions_are_those_without_penalty():
     assert Problem(model, X, y, 0.0).gauge().shape == (7, 5)  # every column
     model, X, y, _ = draw("binary", 0)
     assert Problem(model, X, y, 0.0).gauge().numel() == 0
+
+
+CONVOLUTIONS = {
+    "plain": (nn.Conv2d(2, 4, 3), True),
+    "padded, strided": (nn.Conv2d(2, 4, 3, padding=1, stride=2), True),
+    "dilated, no bias": (nn.Conv2d(2, 4, (2, 3), dilation=(1, 2), padding=(0, 1), bias=False), True),
+    "grouped": (nn.Conv2d(2, 4, 3, groups=2), False),
+    "padded by name": (nn.Conv2d(2, 4, 3, padding="same"), False),
+    "reflected": (nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), False),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_every_convolution_has_the_rows_of_autograd(name):
+    """Plain ones as patches times derivatives, the others by torch.func; an activation in place and a frozen layer between."""
+    conv, plain = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    frozen = nn.Conv2d(4, 3, 1).requires_grad_(False)
+    model = nn.Sequential(
+        conv, nn.ReLU(inplace=True), frozen, nn.Conv2d(3, 3, 2), nn.Flatten(), nn.LazyLinear(3)
+    ).double()
+    X, y = torch.randn(7, 2, 6, 6).double(), torch.randint(3, (7,))
+    model(X)
+    problem = Problem(model.eval(), X, y, chunk=4)
+    assert (len(problem.convolutions) == 2) is plain
+    J = jacrev(lambda t: problem.logits_at(t, X))(problem.theta)
+    tol = 1e3 * EPS * (1 + J.abs().max())
+    logits, rows = problem.jacobian(X)
+    assert (flat(rows) - J).abs().max() < tol
+    G = torch.einsum("kc,kcp->kp", residuals(logits, y), J)
+    assert (flat(problem.gradients(X, y)) - G).abs().max() < tol
+
+
+def test_losses_and_residuals_keep_their_digits_where_the_model_is_sure():
+    """With gaps up to 80 the loss is e^−gap: float32 must give it to a few units of its precision times the logits' size."""
+    gap = torch.linspace(0.5, 80, 200).double()
+    logits = torch.stack([gap, -gap / 7, torch.zeros_like(gap)], 1)
+    exact = torch.log1p(torch.exp(-gap * 8 / 7) + torch.exp(-gap))
+    y = torch.zeros(200, dtype=torch.long)
+    for dtype in (torch.float32, torch.float64):
+        # e^−gap of a gap rounded to eps·gap: a relative error of eps·gap, and a few roundings more.
+        tol = (gap + 10) * 2 * torch.finfo(dtype).eps
+        got = losses(logits.to(dtype), y).double()
+        assert ((got - exact).abs() / exact < tol + EPS * (gap + 10)).all()
+        r = residuals(logits.to(dtype), y).double()
+        assert ((r[:, 0] + torch.expm1(-exact).neg()).abs() / exact < tol + EPS * (gap + 10)).all()
+        assert torch.equal(candidate_losses(logits.to(dtype))[:, 0].double(), got)

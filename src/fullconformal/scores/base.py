@@ -123,11 +123,12 @@ def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
 
 @dataclass(frozen=True)
 class Counts:
-    """Weight of the training points above and tied with each candidate, (m, C) each; the share of pairs whose product was formed."""
+    """Weight of the training points above and tied with each candidate, (m, C) each; what share of the work was done for them."""
 
     greater: np.ndarray
     equal: np.ndarray
-    touched: float
+    touched: float  # share of the pairs whose product was formed
+    solved: float = 1.0  # share of the candidates that 𝓗⁻¹ met
 
 
 @torch.no_grad()

@@ -88,14 +88,15 @@ def pruned_counts(
     formed, done = torch.tensor(kept * m * n_classes, device=X.device), 0
     by_tau = torch.argsort(loss[x, y])
     for part in by_tau.split(max(1, min(8192, room // (4 * problem.p + 8 * len(bag.b))))):
-        above, equal, pairs = _by_solving(training, bag, X[x[part]], y[part], loss[x[part], y[part]], q)
+        above, equal, products_ = _by_solving(training, bag, X[x[part]], y[part], loss[x[part], y[part]], q)
         counts[0, x[part], y[part]] += above
         counts[1, x[part], y[part]] += equal
-        formed, done = formed + pairs, done + len(part)
+        formed, done = formed + products_, done + len(part)
         if progress is not None:
             progress(m * done // len(by_tau), m)
     greater, equal = counts.cpu().numpy()
-    return Counts(np.asarray(greater), np.asarray(equal), int(formed) / (m * n_classes * problem.n))
+    pairs = m * n_classes
+    return Counts(np.asarray(greater), np.asarray(equal), int(formed) / (pairs * problem.n), len(x) / pairs)
 
 
 class _Tail:
