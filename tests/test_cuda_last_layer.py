@@ -101,5 +101,7 @@ def test_p_values_are_those_of_the_cpu(options):
         for device in ("cpu", "cuda")
     ]
     # Half precision moves a score by 1.5e-5·√(32/2048)⁻¹ of √(s ŝ), and few of the points lie that near.
-    assert np.abs(p[0] - p[1]).max() < 0.01
+    # Compared with its own class only, a candidate meets some sixty points, and two of them are more than that.
+    fewest = int(torch.bincount(y).min()) if options.get("class_conditional") else 200
+    assert np.abs(p[0] - p[1]).max() < 2 / fewest
     assert np.abs(p[0] - p[1]).mean() < 2e-4
