@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits, load_iris
 
-from fullconformal import FullConformalClassifier, SplitConformalClassifier, metrics
+from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, metrics
 from fullconformal.report import page, pictures
 from fullconformal.report.page import entry_positions, render_report, slider_levels, write_report
 from fullconformal.sets import prediction_sets
@@ -226,7 +226,7 @@ def test_cells_are_short_and_missing_ones_are_told():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"p": {}}, "p must map 1 to 6 names"),
+        ({"p": {}}, "p must map 1 to 18 names"),
         ({"p": [[0.5, 0.2]]}, "got list"),
         ({"p": {"a": [[0.5, 0.2]], "b": [[0.5, 0.2, 0.1]]}}, r"p\['b'\] has shape \(1, 3\)"),
         ({"p": {"a": [[0.5, 2]]}}, "p-values in"),
@@ -281,6 +281,18 @@ def test_a_classifier_writes_its_report(tmp_path):
     assert [data["classes"][k] for k in data["predicted"]["label"]] == clf.predict(Xt).tolist()
 
 
+def test_a_method_without_p_values_is_reported_by_its_own_rule(tmp_path):
+    X, y = load_iris(return_X_y=True)
+    clf = CVPlusClassifier(random_state=0, confidence_level=0.8).fit(X[::2], y[::2])
+    data = embedded(
+        clf.report(X[1::2], y[1::2], tmp_path / "iris.html", others={"again": clf}).read_text(encoding="utf-8")
+    )
+    entry = np.frombuffer(base64.b64decode(data["entry"][0]), np.uint8).reshape(75, 3)
+    for position, level in enumerate(data["levels"]):
+        np.testing.assert_array_equal(entry <= position, clf.predict_set(X[1::2], level))
+    assert data["methods"] == ["CV+", "again"] and data["entry"][0] == data["entry"][1]
+
+
 def test_pictures_are_shown_as_pictures(tmp_path):
     digits = load_digits(n_class=3)
     clf = SplitConformalClassifier(random_state=0).fit(digits.data[:200] / 16, digits.target[:200])
@@ -301,7 +313,7 @@ def test_diagnostics_of_an_approximation_are_told_in_words():
 def test_a_report_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
     X, y = load_iris(return_X_y=True)
     clf = SplitConformalClassifier(random_state=0).fit(X[::2], y[::2])
-    monkeypatch.setattr(type(clf), "predict_p", lambda *_: pytest.fail("it worked first"))
+    monkeypatch.setattr(type(clf), "predict_epsilon", lambda *_: pytest.fail("it worked first"))
     with pytest.raises(FileNotFoundError, match="create it first"):
         clf.report(X, y, tmp_path / "nowhere" / "report.html")
     with pytest.raises(ValueError, match="X has 150 objects and y 149 labels"):

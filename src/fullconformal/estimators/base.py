@@ -157,9 +157,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"X has {len(X)} objects and y {len(y)} labels; give one label for each object.")
         if self._name() in others:
             raise ValueError(f"others has a method named {self._name()!r}, as this one is; give it another name.")
-        p = {self._name(): self.predict_p(X)}
+        p = {self._name(): self.predict_epsilon(X)}
         for name, other in others.items():
-            p[name] = other.predict_p(X) if isinstance(other, ConformalClassifier) else other
+            p[name] = other.predict_epsilon(X) if isinstance(other, ConformalClassifier) else other
         X = X.detach().cpu().numpy() if hasattr(X, "detach") else X
         if images is None and np.ndim(X) > 2:
             images = X
@@ -180,7 +180,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _name(self) -> str:
         """What the method is called beside others."""
-        return f"{type(self).__name__.removesuffix('Classifier').removesuffix('Conformal').lower()} CP"
+        family = type(self).__name__.removesuffix("Classifier").removesuffix("Conformal")
+        return family.replace("Plus", "+") if "Plus" in family else f"{family.lower()} CP"
 
     def _in_words(self) -> list[str]:
         """What a reader of the sets should know, a sentence each; a warning begins with "!"."""

@@ -21,14 +21,14 @@ import numpy.typing as npt
 from fullconformal import metrics
 from fullconformal.metrics import Estimate
 from fullconformal.report.pictures import Sheet, sheet
-from fullconformal.report.plots import COLOURS, wilson
+from fullconformal.report.plots import COLOURS, STYLES, wilson
 from fullconformal.sets import check_levels, check_p, members, prediction_sets
 
 Array = npt.NDArray[Any]
 
 MAX_OBJECTS = 1_000  # shown one by one; the numbers are of all
 MAX_FEATURES = 60
-MAX_METHODS = len(COLOURS)
+MAX_METHODS = len(COLOURS) * len(STYLES)
 TEMPLATES = Path(__file__).parent / "templates"
 
 

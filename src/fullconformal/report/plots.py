@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,7 @@ def plot_size_curve(
     """
     ax = _axes(ax)
     grid = np.linspace(0, 0.2, 201) if epsilons is None else np.asarray(epsilons, dtype=np.float64)
-    for k, (name, values) in enumerate(p.items()):
-        colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
+    for (name, values), (colour, style) in zip(p.items(), _looks(), strict=False):
         curve = metrics.size_curve(values, grid)
         ax.plot(grid, curve.value, color=colour, label=name, lw=1.8, ls=style)
         ax.fill_between(grid, curve.value - curve.se, curve.value + curve.se, color=colour, alpha=0.15, lw=0)
@@ -74,9 +74,9 @@ def plot_calibration(
     ax = _axes(ax)
     grid = np.linspace(0.5, 0.999, 200) if levels is None else check_levels(levels)
     ax.plot([grid.min(), 1], [grid.min(), 1], color=GREY, lw=1, ls=":", label="as asked")
-    for (name, values), colour in zip(p.items(), COLOURS * len(p), strict=False):
+    for (name, values), (colour, style) in zip(p.items(), _looks(), strict=False):
         counts = [_covered(values, y, classes, level) for level in grid]
-        ax.plot(grid, [covered / of for covered, of in counts], color=colour, label=name, lw=1.8)
+        ax.plot(grid, [covered / of for covered, of in counts], color=colour, label=name, lw=1.8, ls=style)
         low, high = np.transpose([wilson(covered, of) for covered, of in counts])
         ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
     ax.set(xlabel="confidence level", ylabel="coverage", xlim=(grid.min(), 1), ylim=(None, 1.002))
@@ -135,7 +135,7 @@ def plot_comparison(
     'mean set size'
     """
     ax = _axes(ax)
-    for (name, values), colour in zip(p.items(), COLOURS * len(p), strict=False):
+    for (name, values), (colour, _) in zip(p.items(), _looks(), strict=False):
         told = metrics.summary(values, y, level, classes)
         size, coverage = told["mean_size"], told["coverage"]
         ax.errorbar(size.value, coverage.value, xerr=size.se, yerr=coverage.se, color=colour, fmt="o", ms=6, capsize=3)
@@ -190,6 +190,11 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     middle = (share + z / 2) / (1 + z)
     half = np.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
     return (0.0 if successes == 0 else float(middle - half)), (1.0 if successes == trials else float(middle + half))
+
+
+def _looks() -> Iterator[tuple[str, str]]:
+    """Colours and styles of lines, as many as are wanted: every colour solid, then dashed, then dash-dotted."""
+    return cycle((colour, style) for style in STYLES for colour in COLOURS)
 
 
 def _covered(p: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None, level: float) -> tuple[int, int]:

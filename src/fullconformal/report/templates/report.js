@@ -16,6 +16,8 @@
   const all = (selector) => document.querySelectorAll(selector);
   const percent = (x, digits = 1) => (Number.isFinite(x) ? `${(100 * x).toFixed(digits)}\u00a0%` : "–");
   const number = (x) => (Number.isFinite(x) ? x.toFixed(3) : "–");
+  // Six colours by three styles of line; the styles change from line to line, for eyes that see fewer colours.
+  const look = (k) => `line-${k % 6} dash-${(k + Math.floor(k / 6)) % 3}`;
   const grouped = (x) => x.toLocaleString("en");
   const wholePercent = (x) => `${Number((100 * x).toPrecision(4))} %`;
   const levelText = (at) => `${Number((100 * levels[at]).toPrecision(6))}\u00a0%`;
@@ -132,7 +134,7 @@
     const place = document.querySelector(`[data-legend="${kind}"]`);
     const value = (k) => (kind === "size" ? number(curves[k][state.at].size.value) : percent(curves[k][state.at].coverage.value));
     place.replaceChildren(...methods.map((name, k) =>
-      make("span", {}, make("i", { class: `swatch line-${k}` }), make("span", { class: "name" }, name), make("b", {}, value(k)))));
+      make("span", {}, make("i", { class: `swatch ${look(k)}` }), make("span", { class: "name" }, name), make("b", {}, value(k)))));
   }
 
   function path(points) {
@@ -168,11 +170,11 @@
       if (k === 0 || bands) {
         const upper = levels.map((level, at) => [X(level), clamp(Y(of(k, at).high))]);
         const lower = levels.map((level, at) => [X(level), clamp(Y(of(k, at).low))]).reverse();
-        svg.append(make("path", { class: `band line-${k}`, d: `${path(upper.concat(lower))}Z` }));
+        svg.append(make("path", { class: `band ${look(k)}`, d: `${path(upper.concat(lower))}Z` }));
       }
     }
     for (let k = methods.length - 1; k >= 0; k--) {
-      svg.append(make("path", { class: `curve line-${k}`, d: path(levels.map((level, at) => [X(level), clamp(Y(of(k, at).value))])) }));
+      svg.append(make("path", { class: `curve ${look(k)}`, d: path(levels.map((level, at) => [X(level), clamp(Y(of(k, at).value))])) }));
     }
     const marker = make("g", { class: "marker" });
     svg.append(marker);
@@ -185,7 +187,7 @@
       const here = X(levels[state.at]);
       marker.replaceChildren(make("line", { x1: here, x2: here, y1: box.top, y2: box.bottom }));
       for (let k = methods.length - 1; k >= 0; k--) {
-        marker.append(make("circle", { class: `line-${k}`, cx: here, cy: clamp(Y(of(k, state.at).value)), r: k ? 3.5 : 5 }));
+        marker.append(make("circle", { class: `${look(k)}`, cx: here, cy: clamp(Y(of(k, state.at).value)), r: k ? 3.5 : 5 }));
       }
     };
   }
