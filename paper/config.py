@@ -58,7 +58,7 @@ class Synthetic:
     features: tuple[int, ...] = (30,)
     l2: tuple[float, ...] = (1e-2,)
     n_test: int = 100
-    pairs: int = 100_000  # at most so many leave-one-out fits a line, by fewer test points
+    pairs: int = 50_000  # at most so many leave-one-out fits a line, by fewer test points
     seeds: tuple[int, ...] = (0, 1, 2)
     epsilon: float = 0.1
 
