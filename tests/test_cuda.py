@@ -6,7 +6,7 @@ import torch
 from cases import CURVATURES, MODELS, draw
 from torch import nn
 
-from fullconformal import FullConformalClassifier
+from fullconformal import FullConformalClassifier, load
 from fullconformal.models import Autoencoder, cnn, mlp
 from fullconformal.models.stacked import Job, Recipe, hold_out, squared_errors, train_stacked
 from fullconformal.problem import Problem
@@ -127,3 +127,22 @@ def test_settings_of_tf32_are_given_back():
     X, y = torch.randn(50, *shape, device="cuda"), torch.randint(10, (50,), device="cuda")
     CURVATURES["ggn"](0.1).factor(Problem(model.cuda().eval(), X, y, 1.0))
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "last_layer", "last_layer_kron"])
+def test_a_saved_predictor_moves_between_devices(curvature, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 5)).astype(np.float32)
+    y = np.array(["a", "b", "c"])[(X[:, 0] > 0).astype(int) + (X[:, 1] > 0)]
+    clf = FullConformalClassifier(mlp(5, (8,), 3), max_epochs=5, curvature=curvature, device="cuda").fit(
+        X[:120], y[:120]
+    )
+    clf.save(tmp_path / "it")
+    p = clf.predict_p(X[120:])
+    here = load(tmp_path / "it")
+    assert here.device == "cuda" and np.array_equal(here.predict_p(X[120:]), p)
+    there = load(tmp_path / "it", device="cpu")
+    # float32 (float16 features with the Kronecker curvature on CUDA) may order near ties otherwise: few points, of 121.
+    assert there.device == "cpu" and np.abs(there.predict_p(X[120:]) - p).max() <= 3 / 121
+    there.save(tmp_path / "back")
+    assert np.abs(load(tmp_path / "back", device="cuda").predict_p(X[120:]) - p).max() <= 3 / 121

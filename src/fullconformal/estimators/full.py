@@ -179,7 +179,7 @@ class FullConformalClassifier(FullOptions):
     def _fit_stream(self, X: Any) -> None:
         """Fit to the pairs (object, label) that a dataset or loader yields."""
         self.method_, self._transformer, self._recalibration = "influence", None, None
-        for name in ("n_features_in_", "feature_names_in_"):  # of an earlier fit to arrays
+        for name in ("n_features_in_", "feature_names_in_", "_sample"):  # of an earlier fit to arrays
             self.__dict__.pop(name, None)
         with progress_bar("training points", bool(self.verbose)) as progress:
             engine = prefit_engine(self, Stream(X), progress)

@@ -148,7 +148,7 @@ def unpack_classifier(cls: type[Any]) -> Callable[[Values, Unpacker], Any]:
         clf = cls(**expect(values["params"], dict))
         if isinstance(clf.estimator, torch.nn.Module):
             clf.estimator = clf.estimator.cpu()
-        if getattr(clf, "device", "auto") != "auto":
+        if getattr(clf, "device", "auto") != "auto" and torch.device(clf.device).type != unpacker.device.type:
             clf.device = str(unpacker.device)
         fitted = expect(values["fitted"], dict)
         for name in fitted:
