@@ -162,9 +162,9 @@
     svg.append(make("text", { class: "label", transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, label));
     const clamp = (v) => Math.min(box.bottom, Math.max(box.top, v));
     if (diagonal) {
-      const first = levels[0], at = first + 0.35 * (1 - first);
+      const first = levels[0];
       svg.append(make("line", { class: "diagonal", x1: X(first), y1: Y(first), x2: X(1), y2: Y(1) }));
-      svg.append(make("text", { class: "note", x: X(at) + 10, y: Y(at) + 40 }, "dotted: exactly as asked"));
+      svg.append(make("text", { class: "note", x: box.right - 4, y: box.bottom - 10, "text-anchor": "end" }, "dotted: exactly as asked"));
     }
     for (let k = methods.length - 1; k >= 0; k--) {
       if (k === 0 || bands) {
@@ -286,7 +286,7 @@
   const features = data.rows && longest(data.rows.names) > 12 ? 6 : 8; // long names get a line each
   const chip = (k, i) => make("span", { class: k === truth[i] ? "chip true" : "chip" }, classes[k]);
 
-  function setOf({ i, j, size, covered }) {
+  function setOf({ i, j, size }) {
     const row = p.subarray(j * C, (j + 1) * C);
     const members = [...Array(C).keys()].filter((k) => inSet(i, k));
     if (members.length > CHIPS) members.sort((a, b) => row[b] - row[a] || a - b);
