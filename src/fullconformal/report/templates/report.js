@@ -164,7 +164,7 @@
     if (diagonal) {
       const first = levels[0];
       svg.append(make("line", { class: "diagonal", x1: X(first), y1: Y(first), x2: X(1), y2: Y(1) }));
-      svg.append(make("text", { class: "note", x: box.right - 4, y: box.bottom - 10, "text-anchor": "end" }, "dotted: exactly as asked"));
+      svg.append(make("text", { class: "note", x: box.left + 10, y: box.top + 24 }, "dotted: exactly as asked"));
     }
     for (let k = methods.length - 1; k >= 0; k--) {
       if (k === 0 || bands) {
