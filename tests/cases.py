@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
-from fullconformal.curvature import GGN, Hessian
+from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, Dual, Hessian
 from fullconformal.models import linear, mlp
 
-CURVATURES = {"ggn": GGN, "hessian": Hessian}
+CURVATURES = {
+    "ggn": GGN,
+    "hessian": Hessian,
+    "block": BlockGGN,
+    "kfac": KFAC,
+    "ekfac": EKFAC,
+    "dual": Dual,
+    "cg": partial(CG, tolerance=1e-12),
+}
+DENSE = ("ggn", "hessian")
 
 
 class Residual(nn.Module):
@@ -43,6 +54,32 @@ def odd():
     )
 
 
+class ResNet(nn.Module):
+    """A small residual network: convolutions without bias, a stride, a dilation, batch normalisation, a pooled dense end."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.inner = nn.Conv2d(3, 3, 3, padding=2, dilation=2)
+        self.down, self.skip = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(3, 4, 1, stride=2, bias=False)
+        self.relu, self.end = nn.ReLU(inplace=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.stem(x)))
+        x = self.relu(x + self.inner(x))
+        x = self.relu(self.down(x) + self.skip(x))
+        return self.end(x.mean((2, 3)))
+
+
+def resnet():
+    """Its normalisation has seen other data, and is held fixed."""
+    model = ResNet()
+    nn.init.normal_(model.norm.running_mean, 0, 0.3)
+    nn.init.uniform_(model.norm.running_var, 0.5, 2)
+    model.norm.requires_grad_(False)
+    return model
+
+
 # name → (model factory, shape of an object, number of classes)
 MODELS = {
     "binary": (lambda: linear(6, 2), (6,), 2),
@@ -52,6 +89,7 @@ MODELS = {
     "frozen": (frozen, (6,), 3),
     "odd": (odd, (6,), 3),
     "residual": (Residual, (6,), 3),
+    "resnet": (resnet, (1, 6, 6), 3),
 }
 
 

@@ -21,7 +21,7 @@ LAYERS = {
     "problem": [],
     "table": [],
     "convex": ["convex"],
-    "curvature": ["problem", "curvature.base", "curvature.structured"],
+    "curvature": ["problem", *(f"curvature.{name}" for name in ("base", "structured", "layers", "kronecker"))],
     "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint", "scores.kernels"],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -222,6 +223,10 @@ class Problem:
     @property
     def p(self) -> int:
         return self.blocks[-1].stop if self.blocks else 0
+
+    @cached_property
+    def n_classes(self) -> int:
+        return self.logits(self.X[:1]).shape[1]
 
     @property
     def theta(self) -> Tensor:

@@ -22,23 +22,80 @@ class CurvatureError(ValueError):
     """The curvature cannot be formed or factorised."""
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(ABC):
     """A factorised 𝓗, acting on rows: `solve` maps (k, p) to rows times 𝓗⁻¹.
 
-    Positive definite: 𝓗 = L Lᵀ, and `half` is L⁻¹ so that |half(g)|² = gᵀ𝓗⁻¹g. Indefinite: P L U, and there is no half.
+    Where there is a half, 𝓗 = RRᵀ, `half` is R⁻¹ so that |half(g)|² = gᵀ𝓗⁻¹g, and solve = back ∘ half.
     """
+
+    damping: float
+    smallest_eigenvalue: float
+    floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
+    positive_definite: bool = True
+    has_half: bool = True
+    accuracy: float = 0.0  # bound of |solve(g) − 𝓗⁻¹g| relative to |𝓗⁻¹g|, in the norm of 𝓗; 0: rounding only
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Memory held."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> float:
+        """Operations of half a solve, one row."""
+
+    @abstractmethod
+    def half(self, rows: Tensor) -> Tensor:
+        """rows · R⁻ᵀ, (k, p)."""
+
+    @abstractmethod
+    def back(self, rows: Tensor) -> Tensor:
+        """rows · R⁻¹, (k, p)."""
+
+    def solve(self, rows: Tensor) -> Tensor:
+        """rows · 𝓗⁻¹, (k, p)."""
+        return self.back(self.half(rows))
+
+    def influence(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Self-influences g𝓗⁻¹gᵀ (k,) of rows g, and what `solved` makes 𝓗⁻¹g of at no more than half a solve, (k, p)."""
+        if self.has_half:
+            half = self.half(rows)
+            return (half**2).sum(1), half
+        solved = self.solve(rows)
+        return (solved * rows).sum(1), solved
+
+    def solved(self, kept: Tensor) -> Tensor:
+        """rows · 𝓗⁻¹ from what `influence` returned second."""
+        return self.back(kept) if self.has_half else kept
+
+
+@dataclass(frozen=True)
+class DenseFactor(Factor):
+    """𝓗 = LLᵀ where it is positive definite; P L U, without a half, where it is not."""
 
     matrix: Tensor
     pivots: Tensor | None
     damping: float
     smallest_eigenvalue: float
-    floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
+    floor: float
     inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves
 
     @property
-    def positive_definite(self) -> bool:
+    def positive_definite(self) -> bool:  # type: ignore[override]
         return self.pivots is None
+
+    @property
+    def has_half(self) -> bool:  # type: ignore[override]
+        return self.pivots is None
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    @property
+    def flops(self) -> float:
+        return float(len(self.matrix)) ** 2
 
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, (k, p)."""
@@ -64,41 +121,100 @@ class Factor:
 
 @dataclass(frozen=True)
 class Curvature(ABC):
-    """A way to form 𝓗. Subclasses say how; the factorisation is common."""
+    """A way to form and factorise 𝓗."""
 
     damping: float | None = None
+
+    @abstractmethod
+    def factor(self, problem: Problem, memory: int = 2**28) -> Factor:
+        """The factorised 𝓗, with about `memory` bytes for what is not kept."""
+
+    @abstractmethod
+    def memory(self, problem: Problem) -> int:
+        """Estimate in bytes of the peak: the factor, what it is made from, and a block of rows."""
+
+    @abstractmethod
+    def flops(self, problem: Problem) -> float:
+        """Estimate of the operations of `factor` and of the training points' self-influences."""
+
+
+@dataclass(frozen=True)
+class DenseCurvature(Curvature):
+    """A curvature whose matrix is written out. Subclasses say how; the factorisation is common."""
+
+    #: whether the matrix without its penalty is positive semi-definite whatever the model
+    semidefinite = False
 
     @abstractmethod
     def matrix(self, problem: Problem) -> Tensor:
         """𝓗 (p, p) in sum form, penalty included, damping not."""
 
-    #: whether the matrix without its penalty is positive semi-definite whatever the model
-    semidefinite = False
-
     def memory(self, problem: Problem) -> int:
-        """Estimate of the peak memory in bytes: the matrix, its blocks, and two float64 copies while it is factorised."""
+        """The matrix, its blocks, and two float64 copies while it is factorised."""
         return problem.p**2 * (16 + 2 * problem.X.element_size())
 
-    def factor(self, problem: Problem) -> Factor:
+    def flops(self, problem: Problem) -> float:
+        n, p = float(problem.n), float(problem.p)
+        width = problem.blocks[0].o if problem.prefix_names else 0
+        return n * p**2 + 2 * n * problem.n_classes * width**2 + p**3 / 3 + n * p**2
+
+    def factor(self, problem: Problem, memory: int = 2**28) -> DenseFactor:
         """Form and factorise 𝓗 in float64; the factor is returned in the problem's dtype."""
         H = self.matrix(problem).double()
-        if not torch.isfinite(H).all():
-            raise CurvatureError("the curvature has entries that are not finite: the loss or the parameters overflow")
-        _fix_gauge(H, problem)
+        check_finite(H)
+        fix_gauge(H, problem.gauge())
         floor = float(problem.penalty.min()) if self.semidefinite else -1.0
         return factorise(H, problem.n, self.damping, floor, problem.X.dtype)
 
 
-def _fix_gauge(H: Tensor, problem: Problem) -> None:
-    """Add γuuᵀ along each unpenalised gauge direction u. All gradients are orthogonal to u: their products stay as they are."""
-    index = problem.gauge().to(H.device)
+def check_finite(H: Tensor) -> None:
+    """Raise where something overflowed."""
+    if not torch.isfinite(H).all():
+        raise CurvatureError("the curvature has entries that are not finite: the loss or the parameters overflow")
+
+
+def fix_gauge(H: Tensor, index: Tensor) -> None:
+    """Add γuuᵀ along each unpenalised gauge direction u of index (g, C). Gradients are orthogonal to u: products stay as they are."""
     if index.numel():
+        index = index.to(H.device)
         scale = H.diagonal()[index].mean().clamp_min(1.0)
         rows, cols = index[:, :, None].expand(-1, -1, index.shape[1]), index[:, None, :].expand(-1, index.shape[1], -1)
         H[rows, cols] += scale / index.shape[1]
 
 
-def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: torch.dtype) -> Factor:
+def shifted_penalty(problem: Problem, damping: float | None, name: str) -> Tensor:
+    """Λ + n·damping (p,) in float64, which must be positive for every parameter."""
+    shift = problem.penalty.double() + problem.n * (damping or 0.0)
+    if not float(shift.min()) > 0:
+        free = [n for n, part in problem.unpack(shift).items() if float(part.min()) <= 0]
+        raise CurvatureError(
+            f"curvature={name!r} needs a penalty on every parameter, and {', '.join(free[:4])} "
+            f"{'has' if len(free) == 1 else 'have'} none; give damping > 0 (or l2 > 0), or take curvature='ggn'."
+        )
+    return shift
+
+
+def softmax_root(logits: Tensor) -> Tensor:
+    """B = diag(√π) − π√πᵀ, (k, C, C), with BBᵀ = diag(π) − ππᵀ."""
+    root = torch.softmax(logits, dim=-1).sqrt()
+    return torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
+
+
+def smallest_eigenvalue(solve: Callable[[Tensor], Tensor], like: Tensor, steps: int = 4) -> float:
+    """Smallest eigenvalue of 𝓗 ≻ 0 by inverse iteration with rows like (p,); an upper estimate, close after a few steps."""
+    v = torch.randn(1, len(like), dtype=like.dtype, device=like.device, generator=_generator(like))
+    norm = 0.0
+    for _ in range(steps):
+        v = solve(v / v.norm())
+        norm = float(v.norm())
+    return 1.0 / norm if norm and math.isfinite(norm) else 0.0
+
+
+def _generator(like: Tensor) -> torch.Generator:
+    return torch.Generator(like.device).manual_seed(0)
+
+
+def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: torch.dtype) -> DenseFactor:
     """Factor of H + n·damping·I; H (p, p) float64 is overwritten."""
     scale = float(H.diagonal().abs().mean()) / n
     # A pivot at rounding level is a singular matrix that happened to pass.
@@ -118,12 +234,14 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
         rung, L = _smallest_that_works(cholesky, scale)
     if L is not None:
         bound = max(floor + n * rung, 0.0) if floor >= 0 else 0.0
-        smallest = _smallest_eigenvalue(L)
+        smallest = smallest_eigenvalue(lambda v: torch.cholesky_solve(v.mT, L).mT, L[0])
         if not L.is_cuda:
-            return Factor(L.to(dtype), None, rung, smallest, bound)
-        return Factor(inverse_triangular(L).to(dtype), None, rung, smallest, bound, inverted=True)
-    LU, pivots = torch.linalg.lu_factor(H)
-    return Factor(LU.to(dtype), pivots, rung, _lanczos_smallest(H), 0.0)
+            return DenseFactor(L.to(dtype), None, rung, smallest, bound)
+        return DenseFactor(inverse_triangular(L).to(dtype), None, rung, smallest, bound, inverted=True)
+    LU, pivots, singular = torch.linalg.lu_factor_ex(H)
+    if singular:
+        raise CurvatureError(f"the curvature is singular with damping={rung:g}; leave damping=None, or give more.")
+    return DenseFactor(LU.to(dtype), pivots, rung, _lanczos_smallest(H), 0.0)
 
 
 def inverse_triangular(L: Tensor) -> Tensor:
@@ -162,23 +280,13 @@ def _smallest_that_works(cholesky: Callable[[float], Tensor | None], scale: floa
     return high, L
 
 
-def _smallest_eigenvalue(L: Tensor, steps: int = 4) -> float:
-    """Smallest eigenvalue of LLᵀ by inverse iteration; an upper estimate, close after a few steps."""
-    v = torch.randn(len(L), 1, dtype=L.dtype, device=L.device, generator=torch.Generator(L.device).manual_seed(0))
-    norm = 0.0
-    for _ in range(steps):
-        v = torch.cholesky_solve(v / v.norm(), L)
-        norm = float(v.norm())
-    return 1.0 / norm if norm and math.isfinite(norm) else 0.0
-
-
 def _lanczos_smallest(H: Tensor, steps: int = 60) -> float:
     """Smallest eigenvalue of a symmetric matrix by Lanczos with full reorthogonalisation; an upper estimate."""
     p = len(H)
     if p <= 500:
         return float(torch.linalg.eigvalsh(H)[0])
     Q = torch.zeros(p, steps, dtype=H.dtype, device=H.device)
-    q = torch.randn(p, dtype=H.dtype, device=H.device, generator=torch.Generator(H.device).manual_seed(0))
+    q = torch.randn(p, dtype=H.dtype, device=H.device, generator=_generator(H))
     Q[:, 0] = q / q.norm()
     for k in range(1, steps):
         w = H @ Q[:, k - 1]

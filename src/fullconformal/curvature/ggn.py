@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fullconformal.curvature.base import Curvature
+from fullconformal.curvature.base import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
 from fullconformal.problem import Problem
 
 
 @dataclass(frozen=True)
-class GGN(Curvature):
+class GGN(DenseCurvature):
     """Gauss–Newton curvature; the default for networks."""
 
     semidefinite = True

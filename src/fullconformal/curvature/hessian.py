@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from fullconformal.curvature.base import Curvature
+from fullconformal.curvature.base import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
 from fullconformal.problem import Problem, losses
 
 
 @dataclass(frozen=True)
-class Hessian(Curvature):
+class Hessian(DenseCurvature):
     """Exact curvature; indefinite for most networks, equal to the GGN for linear models."""
 
     def matrix(self, problem: Problem) -> Tensor:

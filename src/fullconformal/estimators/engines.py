@@ -113,15 +113,14 @@ class Influence(Differentiable):
 
     def __init__(self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str):
         super().__init__(problem)
-        factor = curvature.factor(problem)
-        n_classes = problem.logits(problem.X[:1]).shape[1]
+        factor = curvature.factor(problem, memory // 4)
         # One product with all of 𝓗⁻¹g_i costs 2np a test point (C times for parameters whose rows are written out), pruning at most
-        # C half-solves, Cp²; small products beat bookkeeping.
+        # C half-solves; small products beat bookkeeping.
         written = problem.blocks[0].o if problem.prefix_names else 0
-        product = problem.n * (problem.p + (n_classes - 1) * written)
-        dense = product < max(n_classes * problem.p**2 // 2, SMALL)
+        product = problem.n * (problem.p + (problem.n_classes - 1) * written)
+        dense = product < max(problem.n_classes * factor.flops / 2, SMALL)
         keep = prune is not True and (dense or not factor.positive_definite)
-        self.training: Training = prepare(problem, factor, memory - factor.matrix.nbytes, keep)
+        self.training: Training = prepare(problem, factor, memory - factor.nbytes, keep)
         self.name, self.damping_chosen = name, curvature.damping is None
 
     @cached_property

@@ -49,7 +49,12 @@ class Training:
     @property
     def slack(self) -> Tensor:
         """Rounding error granted to each training point's score, (n,): that of its terms."""
-        return rounding(self.problem) * (self.loss.abs() + self.self_influence.abs())
+        return self.rounding * (self.loss.abs() + self.self_influence.abs())
+
+    @property
+    def rounding(self) -> float:
+        """Relative error granted to a product gᵀ𝓗⁻¹g: that of p terms, and what an iterative solve leaves."""
+        return rounding(self.problem) + 2 * self.factor.accuracy
 
 
 def rounding(problem: Problem) -> float:
@@ -81,14 +86,9 @@ def prepare(
         if known is not None and solved is None:
             continue
         G = flat(rows)
-        if factor.positive_definite:
-            half = factor.half(G)
-            self_influence[at] = (half**2).sum(1)
-            U = factor.back(half) if solved is not None else None
-        else:
-            U = factor.solve(G)
-            self_influence[at] = (U * G).sum(1)
-        if solved is not None and U is not None:
+        self_influence[at], kept = factor.influence(G)
+        if solved is not None:
+            U = factor.solved(kept)
             for part, b in zip(solved, problem.blocks, strict=True):
                 part[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
     loss, self_influence = known or (loss, self_influence)
@@ -147,8 +147,9 @@ def count_scores(
     limit = max(1, training.memory // 16 // (width * X.element_size()))
     most = (512, 128) if X.device.type == "cpu" else (2**14, 2**10)  # blocks that stay in the cache; few launches
     k = max(1, min(problem.n, most[0], limit))
-    m = max(1, min(len(X), most[1], limit // k))
-    slack, eps = training.slack, rounding(problem)
+    written = training.memory // 8 // (4 * n_classes * problem.p * X.element_size())  # Jacobians of so many objects
+    m = max(1, min(len(X), most[1], limit // k, written))
+    slack, eps = training.slack, training.rounding
     greater, equal = [], []
     for start in range(0, len(X), m):
         tau, alpha = scorer(training, X[start : start + m], q)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
-from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, products, rounding
+from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, products
 
 BLOCK = 64  # training points decided together, at least
 GROUP = {"cpu": 64, "cuda": 512}  # candidates that share a product: a GPU would rather multiply more than start often
@@ -72,12 +72,12 @@ def pruned_counts(
     n_classes = loss.shape[1]
     order = torch.argsort(training.loss + q * training.self_influence, stable=True)
     floor = training.factor.floor
-    # Not more solves for the points kept than they can save.
-    kept = min(problem.n // KEPT, m * n_classes // 8) if q == 1 and floor > 0 else 0
+    room = training.memory // 16 // X.element_size()
+    # Not more solves for the points kept than they can save, nor more than there is room for.
+    kept = min(problem.n // KEPT, m * n_classes // 8, room // (3 * problem.p)) if q == 1 and floor > 0 else 0
     bag = _Sorted(training, order[: problem.n - kept], q, weight)
     counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=X.device)
     left = torch.ones_like(loss, dtype=torch.bool)
-    room = training.memory // 16 // X.element_size()
     if floor > 0:
         tail = _Tail(training, order[problem.n - kept :], weight) if kept else None
         width = n_classes * (4 * problem.p + 8 * len(bag.b)) + kept * max(b.o for b in problem.blocks)
@@ -123,7 +123,7 @@ def _without_solving(
 ) -> Tensor:
     """Add what needs no solve to counts (2, m, C); returns the candidates (m, C) that are left."""
     logits, J = training.problem.jacobian(X)
-    ghat, eps = candidate_gradients(J, logits), rounding(training.problem)
+    ghat, eps = candidate_gradients(J, logits), training.rounding
     if tail is not None:
         for total, part in zip(counts, tail.count(ghat, loss, eps), strict=True):
             total += part
@@ -140,18 +140,17 @@ def _by_solving(
     training: Training, bag: _Sorted, X: Tensor, y: Tensor, loss: Tensor, q: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight above and tied with candidates (k,) among the training points of the bag, and the number of products formed."""
-    problem, factor, eps = training.problem, training.factor, rounding(training.problem)
-    half = factor.half(flat(problem.gradients(X, y)))
-    s_hat = (half**2).sum(1)
+    problem, factor, eps = training.problem, training.factor, training.rounding
+    s_hat, half = factor.influence(flat(problem.gradients(X, y)))
     tau = loss - (1 - q) * s_hat
     above, open_ = bag.sieve(tau, tau, s_hat, y, eps)
     equal, formed = torch.zeros_like(above), torch.zeros((), dtype=torch.long, device=X.device)
-    u, size = factor.back(half), bag.order.shape[1]
+    u, size = factor.solved(half), bag.order.shape[1]
     limit = max(1, training.memory // 16 // (size * problem.p * X.element_size()))
     for group in torch.argsort(tau).split(GROUP.get(X.device.type, GROUP["cpu"])):
         t = tau[group][:, None]
         for blocks in open_[:, group].any(1).nonzero()[:, 0].split(limit):
-            k = u[group] @ flat(training.rows(bag.order[blocks].flatten())).T
+            k = _products(training, u[group], bag.order[blocks].flatten())
             w = bag.weight[blocks]
             w = w[None, ..., 0] if w.shape[2] == 1 else w[:, :, y[group]].movedim(2, 0)
             w = (w * open_[blocks][:, group].T[..., None]).flatten(1)
@@ -161,3 +160,9 @@ def _by_solving(
             equal[group] += part[1]
             formed += len(group) * bag.real[blocks].sum()
     return above, equal, formed
+
+
+def _products(training: Training, u: Tensor, points: Tensor) -> Tensor:
+    """g_i·u_c (k, points) of vectors u (k, p), as many gradients written out at a time as there is room for."""
+    step = max(1, training.memory // 16 // (2 * u.shape[1] * u.element_size()))
+    return torch.cat([u @ flat(training.rows(part)).T for part in points.split(step)], dim=1)

@@ -1,0 +1,144 @@
+"""What K-FAC and EK-FAC share: for each layer a product basis in which 𝓗 is diagonal, found from two small matrices.
+
+    A = mean of a aᵀ (i, i)        G = Σ_n Σ_t Σ_c g gᵀ (o, o)        over positions t, and the C columns of S^½ ("type 2", "expand")
+    D = Λ + n·damping of each column        D^-½ A D^-½ = U diag(α) Uᵀ        G = V diag(γ) Vᵀ
+
+    𝓗 ≈ (I ⊗ D^½)(V ⊗ U) (diag(λ) + I) (V ⊗ U)ᵀ(I ⊗ D^½)
+
+K-FAC takes λ = γ ⊗ α, so that 𝓗 = G ⊗ A + I ⊗ D to the letter; EK-FAC takes the second moments in that basis. Either way the penalty
+and the damping enter exactly, biases may have another penalty than weights, and no layer needs more than its own two matrices.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty, smallest_eigenvalue
+from fullconformal.curvature.layers import Layer, passes, positions, read_layers
+from fullconformal.problem import Problem
+
+ROWS = 6  # rows of p numbers, a label, that a block of one point takes
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A layer's product basis: left V (o, o) with γ (o,), right D^-½U (i, i) with α (i,); float64."""
+
+    layer: Layer
+    left: Tensor
+    gamma: Tensor
+    right: Tensor
+    alpha: Tensor
+
+
+@dataclass(frozen=True)
+class KroneckerFactor(Factor):
+    """𝓗 diagonal in a product basis, layer by layer: half maps a gradient (o, i) to (λ+1)^-½ ∘ (VᵀG D^-½U)."""
+
+    parts: list[tuple[Layer, Tensor, Tensor, Tensor]]  # layer, left (o, o), right (i, i), (λ+1)^-½ (o, i)
+    damping: float
+    smallest_eigenvalue: float
+    floor: float
+
+    @property
+    def nbytes(self) -> int:
+        return sum(left.nbytes + right.nbytes + scale.nbytes for _, left, right, scale in self.parts)
+
+    @property
+    def flops(self) -> float:
+        return float(sum(2 * layer.o * layer.i * (layer.o + layer.i) for layer, *_ in self.parts))
+
+    def half(self, rows: Tensor) -> Tensor:
+        """rows in the basis, scaled, (k, p)."""
+        out = torch.empty_like(rows)
+        for layer, left, right, scale in self.parts:
+            out[:, layer.place] = ((left.T @ layer.matrices(rows) @ right) * scale).flatten(1)
+        return out
+
+    def back(self, rows: Tensor) -> Tensor:
+        """Scaled rows of the basis as gradients, (k, p)."""
+        out = torch.empty_like(rows)
+        for layer, left, right, scale in self.parts:
+            M = rows[:, layer.place].view(-1, layer.o, layer.i) * scale
+            out[:, layer.place] = layer.flat(left @ M @ right.T)
+        return out
+
+
+@dataclass(frozen=True)
+class Kronecker(Curvature):
+    """A curvature that is diagonal in the product basis; subclasses give its eigenvalues there."""
+
+    @abstractmethod
+    def eigenvalues(self, problem: Problem, bases: list[Basis], memory: int) -> list[Tensor]:
+        """λ (o, i) of each layer, float64, for 𝓗 without D."""
+
+    def factor(self, problem: Problem, memory: int = 2**28) -> KroneckerFactor:
+        layers = read_layers(problem)
+        pairs = kronecker_factors(problem, layers, memory)
+        damping = self._damping(problem, pairs)
+        bases = []
+        for layer, (A, G) in zip(layers, pairs, strict=True):
+            root = (penalty(problem, layer) + problem.n * damping).sqrt()
+            alpha, U = torch.linalg.eigh(A / root[:, None] / root)
+            gamma, V = torch.linalg.eigh(G)
+            bases.append(Basis(layer, V, gamma.clamp_min(0), U / root[:, None], alpha.clamp_min(0)))
+        dtype, parts = problem.X.dtype, []
+        for basis, values in zip(bases, self.eigenvalues(problem, bases, memory), strict=True):
+            scale = (values + 1).rsqrt()
+            parts.append((basis.layer, basis.left.to(dtype), basis.right.to(dtype), scale.to(dtype)))
+        floor = float(problem.penalty.min()) + problem.n * damping
+        found = KroneckerFactor(parts, damping, 0.0, floor)
+        return KroneckerFactor(parts, damping, smallest_eigenvalue(found.solve, problem.penalty), floor)
+
+    def _damping(self, problem: Problem, pairs: list[tuple[Tensor, Tensor]]) -> float:
+        """The damping asked for; by default 0 where every parameter has a penalty, else just enough to divide by it."""
+        if self.damping is not None:
+            shifted_penalty(problem, self.damping, type(self).__name__.lower())
+            return self.damping
+        if float(problem.penalty.min()) > 0:
+            return 0.0
+        mean = sum(float(A.trace() * G.trace()) for A, G in pairs) / problem.p
+        eps: float = torch.finfo(problem.X.dtype).eps
+        return float(max(mean, eps) / problem.n * eps**0.5)
+
+    def memory(self, problem: Problem) -> int:
+        """Three float64 copies of the two matrices of each layer while they are decomposed, the factor, and a block of rows."""
+        size = problem.X.element_size()
+        squares = sum(layer.o**2 + layer.i**2 for layer in read_layers(problem))
+        return squares * (24 + size) + problem.p * (8 + size + ROWS * problem.n_classes * size)
+
+    def flops(self, problem: Problem) -> float:
+        """Forward and C backward passes, the two matrices, their decompositions, and a half-solve a point."""
+        layers, C = read_layers(problem), problem.n_classes
+        total = 0.0
+        for layer, T in zip(layers, positions(problem, layers), strict=True):
+            o, i = float(layer.o), float(layer.i)
+            total += problem.n * 2 * (T * (i * i + C * (o * o + 2 * o * i)) + o * i * (o + i)) + 10 * (o**3 + i**3)
+        return total
+
+
+def penalty(problem: Problem, layer: Layer) -> Tensor:
+    """Λ of a layer's columns (i,), float64: one number for the weights and one for the bias."""
+    return layer.matrices(problem.penalty[None])[0, 0].double()
+
+
+def kronecker_factors(problem: Problem, layers: list[Layer], memory: int) -> list[tuple[Tensor, Tensor]]:
+    """A (i, i) and G (o, o) of each layer, float64, summed over one pass through the bag."""
+    like = problem.X
+    sums = [[torch.zeros(d, d, dtype=torch.float64, device=like.device) for d in (x.i, x.o)] for x in layers]
+    for inputs, columns in passes(problem, layers, memory):
+        for (A, _), a in zip(sums, inputs, strict=True):
+            flat = a.flatten(0, 1)
+            A += flat.T @ flat / (problem.n * a.shape[1])
+        for gradients in columns:
+            for (_, G), g in zip(sums, gradients, strict=True):
+                flat = g.flatten(0, 1)
+                G += flat.T @ flat
+    for A, G in sums:
+        check_finite(A)
+        check_finite(G)
+    return [(A, G) for A, G in sums]

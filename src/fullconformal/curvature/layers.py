@@ -1,0 +1,173 @@
+"""Linear and convolutional layers as matrices (o, i), their inputs and output gradients, for any module that holds them.
+
+A layer maps its inputs a_t (i, the bias's 1 included), at T positions (1 for a dense layer on vectors), to z_t = Wa_t. The gradient of
+a scalar is then ∂/∂W = Σ_t (∂/∂z_t) a_tᵀ. Inputs come from hooks on the forward pass, ∂/∂z from autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, unfold
+
+from fullconformal.curvature.base import CurvatureError, softmax_root
+from fullconformal.problem import Problem
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module is of the kinds known here: Linear, and Conv2d without groups."""
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's trainable parameters as a matrix (o, i) of the flat vector from `start`; the bias is the last column.
+
+    In the flat vector the bias lies beside its row of weights where `joined` (dense tails), else behind all of them.
+    """
+
+    name: str
+    module: nn.Module
+    start: int
+    o: int
+    i: int
+    weight: bool
+    bias: bool
+    joined: bool
+
+    @property
+    def place(self) -> slice:
+        return slice(self.start, self.start + self.o * self.i)
+
+    def matrices(self, rows: Tensor) -> Tensor:
+        """The layer's part of rows (k, p) as (k, o, i)."""
+        part = rows[:, self.place]
+        if self.joined or not (self.weight and self.bias):
+            return part.view(-1, self.o, self.i)
+        cut = self.o * (self.i - 1)
+        return torch.cat([part[:, :cut].view(-1, self.o, self.i - 1), part[:, cut:, None]], dim=2)
+
+    def flat(self, M: Tensor) -> Tensor:
+        """Matrices (k, o, i) as the layer's part of rows, (k, o·i)."""
+        if self.joined or not (self.weight and self.bias):
+            return M.flatten(1)
+        return torch.cat([M[:, :, :-1].flatten(1), M[:, :, -1]], dim=1)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """What the layer was given, as (k, T, i)."""
+        if isinstance(self.module, nn.Conv2d):
+            conv = self.module
+            mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+            x = pad(x, conv._reversed_padding_repeated_twice, mode)
+            x = unfold(x, conv.kernel_size, conv.dilation, 0, conv.stride).mT
+        else:
+            x = x.reshape(len(x), -1, x.shape[-1])
+        if not self.weight:
+            return x.new_ones(*x.shape[:2], 1)
+        return torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=2) if self.bias else x
+
+    def outputs(self, g: Tensor) -> Tensor:
+        """What the layer returned, or gradients of it, as (k, T, o)."""
+        return g.flatten(2).mT if isinstance(self.module, nn.Conv2d) else g.reshape(len(g), -1, g.shape[-1])
+
+
+def read_layers(problem: Problem) -> list[Layer]:
+    """The layers in which the trainable parameters sit, in the order of the flat vector."""
+    names = {id(q): name for name, q in problem.model.named_parameters()}
+    starts, at = {}, 0
+    for name in problem.prefix_names:
+        starts[name] = at
+        at += problem.params[name].numel()
+    tail = {id(problem.tail[b.layer].linear): b for b in problem.blocks if b.layer >= 0}
+    out, seen = list[Layer](), set[int]()
+    for path, module in problem.model.named_modules():
+        own = {kind: q for kind, q in module.named_parameters(recurse=False) if q.requires_grad}
+        if not own:
+            continue
+        if not is_layer(module):
+            raise CurvatureError(
+                f"{path or 'the model'} ({type(module).__name__}) has trainable parameters outside Linear and ungrouped Conv2d layers; "
+                "hold them fixed (requires_grad_(False)), or take curvature='ggn', 'dual' or 'cg'."
+            )
+        if any(id(q) in seen for q in own.values()):
+            raise CurvatureError(
+                f"{path} shares its parameters with another layer; take curvature='ggn', 'dual' or 'cg'."
+            )
+        seen |= {id(q) for q in own.values()}
+        o = next(iter(own.values())).shape[0]
+        i = sum(q.numel() // o for q in own.values())
+        block = tail.get(id(module))
+        start = block.start if block else min(starts[names[id(q)]] for q in own.values())
+        out.append(Layer(path, module, start, o, i, "weight" in own, "bias" in own, block is not None))
+    return sorted(out, key=lambda layer: layer.start)
+
+
+Pass = tuple[list[Tensor], Iterator[list[Tensor]]]
+
+
+def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -> Iterator[Pass]:
+    """Inputs (k, T, i) of each layer, and for the C columns of S^½ the gradients (k, T, o), over chunks of the bag.
+
+    The columns are those of `softmax_root`: summed over them, squares give the generalised Gauss–Newton matrix, exactly. Chunks keep to
+    about `memory` bytes, `extra` numbers a point of the caller's own included.
+    """
+    numbers = extra + sum(
+        T * (layer.i + 3 * layer.o) for layer, T in zip(layers, positions(problem, layers), strict=True)
+    )
+    chunk = max(1, min(problem.chunk, memory // (numbers * problem.X.element_size())))
+    for X in problem.X.split(chunk):
+        logits, given, returned = _record(problem, layers, X)
+        inputs = [_joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)]
+        yield inputs, _columns(layers, logits, returned)
+
+
+def positions(problem: Problem, layers: list[Layer]) -> list[int]:
+    """Number of positions T at which each layer acts on one point."""
+    _, _, returned = _record(problem, layers, problem.X[:1])
+    return [sum(z.numel() // layer.o for z in zs) for layer, zs in zip(layers, returned, strict=True)]
+
+
+def _columns(layers: list[Layer], logits: Tensor, returned: list[list[Tensor]]) -> Iterator[list[Tensor]]:
+    """Gradients (k, T, o) of each layer's outputs, one backward pass a column of S^½."""
+    roots = softmax_root(logits.detach()).unbind(-1)
+    every = [z for zs in returned for z in zs]
+    for c, root in enumerate(roots):
+        found = iter(torch.autograd.grad(logits, every, root, retain_graph=c < len(roots) - 1, materialize_grads=True))
+        yield [_joined([layer.outputs(next(found)) for _ in zs]) for layer, zs in zip(layers, returned, strict=True)]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The positions of a layer's calls put together: a layer called twice shares its weights as a convolution does."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]:
+    """Logits of X with their graph, and for each layer what its calls were given and returned."""
+    given: list[list[Tensor]] = [[] for _ in layers]
+    returned: list[list[Tensor]] = [[] for _ in layers]
+
+    def watch(at: int) -> torch.utils.hooks.RemovableHandle:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            given[at].append(args[0].detach())
+            returned[at].append(out)
+            return out.clone()  # what comes next may work in place
+
+        return layers[at].module.register_forward_hook(hook)
+
+    handles = [watch(at) for at in range(len(layers))]
+    try:
+        with torch.enable_grad():
+            logits = problem.model(X)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer, calls in zip(layers, returned, strict=True):
+        if not calls:
+            raise CurvatureError(
+                f"the forward pass never calls {layer.name} ({type(layer.module).__name__}), so its inputs are unknown; hold it "
+                "fixed (requires_grad_(False)), or take curvature='ggn', 'dual' or 'cg'."
+            )
+    return logits, given, returned

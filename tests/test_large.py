@@ -1,0 +1,227 @@
+"""The curvatures for large models: against the dense GGN where they are exact, against curvlinops where they are not."""
+
+import pytest
+import torch
+from cases import MODELS, draw
+from curvlinops import EKFACLinearOperator, KFACLinearOperator
+from torch import nn
+
+from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, CurvatureError, Dual
+from fullconformal.curvature.base import softmax_root
+from fullconformal.curvature.block import module_slices
+from fullconformal.curvature.kronecker import kronecker_factors
+from fullconformal.curvature.layers import Layer, read_layers
+from fullconformal.models import mlp
+from fullconformal.problem import Problem, softmax_curvature
+
+
+def dense(factor, problem):
+    """The matrix that a factor inverts."""
+    return torch.linalg.inv(factor.solve(torch.eye(problem.p, dtype=torch.float64)))
+
+
+def theirs(operator, model, X, y):
+    """A Kronecker operator of curvlinops on our conventions: sum form, exact softmax curvature, weights and biases together."""
+    params = [q for q in model.parameters() if q.requires_grad]
+    return operator(
+        model, nn.CrossEntropyLoss(reduction="sum"), params, [(X, y)], fisher_type="type-2", kfac_approx="expand",
+        separate_weight_and_bias=False, check_deterministic=False,
+    )  # fmt: skip
+
+
+def in_our_order(problem, matrix):
+    """A matrix over the trainable parameters as `parameters()` lists them, in the order of the flat vector."""
+    at, start = {}, 0
+    for name, q in problem.model.named_parameters():
+        if q.requires_grad:
+            at[name] = torch.arange(start, start + q.numel(), dtype=torch.float64).view_as(q)
+            start += q.numel()
+    index = problem.pack(at).long()
+    return matrix[index][:, index]
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "frozen", "odd", "residual", "resnet"])
+def test_kronecker_factors_equal_curvlinops(name):
+    model, X, y, _ = draw(name, 1)
+    problem = Problem(model, X, y, 0.3, chunk=5)
+    layers = read_layers(problem)
+    operator = theirs(KFACLinearOperator, model, X, y)
+    operator.compute_kronecker_factors()
+    assert {layer.name for layer in layers} == set(operator._gradient_covariances)
+    for layer, (A, G) in zip(layers, kronecker_factors(problem, layers, 2**20), strict=True):
+        for ours, expected in ((A, operator._input_covariances), (G, operator._gradient_covariances)):
+            assert (ours - expected[layer.name]).abs().max() < 1e-10 * (1 + ours.abs().max())
+
+
+@pytest.mark.parametrize("ours, operator", [(KFAC, KFACLinearOperator), (EKFAC, EKFACLinearOperator)])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "frozen", "odd", "residual", "resnet"])
+def test_kronecker_matrices_equal_curvlinops(name, ours, operator):
+    model, X, y, _ = draw(name, 2)
+    problem = Problem(model, X, y, 0.3, chunk=5)
+    eye = torch.eye(problem.p, dtype=torch.float64)
+    expected = in_our_order(problem, (theirs(operator, model, X, y) @ eye).detach()) + 0.3 * eye
+    matrix = dense(ours().factor(problem), problem)
+    # Eigenvectors of close eigenvalues are less sure than the matrix, and with them EK-FAC's correction.
+    assert (matrix - expected).abs().max() < 1e-8 * expected.abs().max()
+
+
+@pytest.mark.parametrize("curvature", [KFAC, EKFAC])
+def test_kronecker_is_exact_for_one_layer_and_one_point(curvature):
+    model, X, y, _ = draw("logistic", 3, n=1)
+    problem = Problem(model, X, y, {"0.weight": 0.4, "0.bias": 0.1})  # and penalties may differ
+    assert (dense(curvature().factor(problem), problem) - GGN().matrix(problem)).abs().max() < 1e-12
+
+
+def test_ekfac_is_the_nearest_diagonal_in_the_basis_of_kfac():
+    model, X, y, _ = draw("resnet", 3)
+    problem = Problem(model, X, y, 0.5)
+    exact = dense(BlockGGN().factor(problem), problem)
+    distance = {c: (dense(c().factor(problem), problem) - exact).norm() for c in (KFAC, EKFAC)}
+    assert distance[EKFAC] < distance[KFAC]
+    # Traces of a projection: the diagonal of 𝓗 in an orthonormal basis has its trace.
+    trace = dense(EKFAC().factor(problem), problem).trace()
+    assert trace == pytest.approx(float(exact.trace()), rel=1e-10)
+
+
+@pytest.mark.parametrize("curvature, tol", [(Dual, 1e-10), (CG, 1e-6)])
+@pytest.mark.parametrize("name", MODELS)
+def test_dual_and_cg_are_the_ggn(name, curvature, tol):
+    model, X, y, _ = draw(name, 5)
+    problem = Problem(model, X, y, 0.6, chunk=5 if curvature is Dual else 1024)
+    factor = curvature().factor(problem, 2**16)
+    V = torch.randn(7, problem.p, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = GGN().factor(problem).solve(V)
+    error = factor.solve(V) - expected
+    assert error.abs().max() < tol * expected.abs().max()
+    H = GGN().matrix(problem)
+    relative = ((error @ H * error).sum(1) / (expected @ H * expected).sum(1)).sqrt()
+    assert relative.max() < max(factor.accuracy, 1e-12)  # what it promises, in the norm it promises
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_are_those_of_the_ggn(name):
+    model, X, y, _ = draw(name, 6)
+    problem = Problem(model, X, y, 0.6, chunk=5)
+    H, matrix = GGN().matrix(problem), dense(BlockGGN().factor(problem), problem)
+    expected = torch.zeros_like(H)
+    for place in module_slices(problem):
+        expected[place, place] = H[place, place]
+    assert (matrix - expected).abs().max() < 1e-11 * H.abs().max()
+    modules = [m for m in model.modules() if any(q.requires_grad for q in m.parameters(recurse=False))]
+    assert len(module_slices(problem)) == len(modules)
+
+
+def test_unpenalised_intercepts_are_no_trouble_to_blocks():
+    """The gauge is fixed in the last block too: nothing is damped."""
+    model, X, y, _ = draw("mlp", 2, n=200)
+    problem = Problem(model, X, y, {name: 0.5 for name, _ in model.named_parameters() if name != "4.bias"})
+    factor = BlockGGN().factor(problem)
+    assert factor.damping == 0
+    place = module_slices(problem)[-1]
+    G = torch.cat([left[:, :, None] * right[:, None] for left, right in problem.gradients(X, y)[-1:]]).flatten(1)
+    H = GGN().matrix(problem)[place, place]
+    padded = torch.zeros(len(G), problem.p, dtype=torch.float64)
+    padded[:, place] = G
+    expected = G @ torch.linalg.pinv(H, hermitian=True) @ G.T
+    assert (padded @ factor.solve(padded).T - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("curvature", [KFAC, EKFAC])
+def test_free_parameters_are_damped_by_next_to_nothing(curvature):
+    """Without a penalty on the biases 𝓗 is G ⊗ A + I ⊗ D with D singular: influences are those of the limit D → 0+."""
+    model, X, y, _ = draw("mlp", 2, n=200)
+    weights = {name: 0.5 for name, _ in model.named_parameters() if name.endswith("weight")}
+    problem = Problem(model, X, y, weights)
+    factor = curvature().factor(problem)
+    assert 0 < factor.damping < 1e-6
+    nearly = curvature().factor(Problem(model, X, y, {**dict.fromkeys(problem.params, 1e-6), **weights}))
+    G = torch.cat([(left[:, :, None] * right[:, None]).flatten(1) for left, right in problem.gradients(X, y)], dim=1)
+    ours, other = factor.influence(G)[0], nearly.influence(G)[0]
+    assert (ours / other - 1).abs().max() < 1e-3
+
+
+def test_the_softmax_root_squares_to_the_curvature():
+    logits = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    B = softmax_root(logits)
+    assert (B @ B.mT - softmax_curvature(logits)).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(4, 3),
+        nn.Linear(4, 3, bias=False),
+        nn.Conv2d(4, 3, 3),
+        nn.Conv2d(4, 3, (3, 2), stride=(2, 1), padding=(1, 0)),
+        nn.Conv2d(4, 3, 3, padding="same", dilation=2, bias=False),
+        nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"),
+    ],
+    ids=repr,
+)
+def test_a_layer_is_a_matrix_times_its_inputs(module):
+    module = module.double()
+    x = torch.randn((2, 5, 4) if isinstance(module, nn.Linear) else (2, 4, 7, 6), dtype=torch.float64)
+    bias = module.bias is not None
+    W = module.weight.detach().flatten(1)
+    W = torch.cat([W, module.bias.detach()[:, None]], dim=1) if bias else W
+    layer = Layer("", module, 0, *W.shape, True, bias, joined=False)
+    assert (layer.outputs(module(x)) - layer.inputs(x) @ W.T).abs().max() < 1e-14
+    flat = torch.cat([q.detach().flatten() for q in module.parameters()])
+    assert torch.equal(layer.matrices(flat[None])[0], W)
+    assert torch.equal(layer.flat(W[None])[0], flat)
+
+
+class Twice(nn.Module):
+    """One layer called twice, and one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer, self.spare = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.outer(self.inner(torch.tanh(self.inner(x))))
+
+
+def test_a_layer_called_twice_shares_its_weights():
+    """Its two calls are two positions: EK-FAC keeps the trace of the exact block, cross terms included."""
+    _, X, y, _ = draw("mlp", 0)
+    model = Twice().double().eval()
+    model.spare.requires_grad_(False)
+    problem = Problem(model, X, y, 0.5)
+    place = module_slices(problem)[0]
+    exact, ours = GGN().matrix(problem), dense(EKFAC().factor(problem), problem)
+    assert ours[place, place].trace() == pytest.approx(float(exact[place, place].trace()), rel=1e-10)
+
+
+def factored(curvature, model, penalty=0.5):
+    _, X, y, _ = draw("mlp", 0)
+    return curvature.factor(Problem(model.double().eval(), X, y, penalty))
+
+
+def test_what_cannot_be_had_says_why():
+    with pytest.raises(CurvatureError, match=r"never calls spare \(Linear\)"):
+        factored(KFAC(), Twice())
+    with pytest.raises(CurvatureError, match=r"1 \(LayerNorm\) has trainable parameters outside Linear"):
+        factored(EKFAC(), nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
+    tied = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    tied[2].weight = tied[0].weight
+    with pytest.raises(CurvatureError, match="2 shares its parameters"):
+        factored(KFAC(), tied)
+    for curvature, name in ((Dual(), "dual"), (CG(), "cg"), (KFAC(0.0), "kfac")):
+        with pytest.raises(CurvatureError, match=f"'{name}' needs a penalty on every parameter.*0.bias.*damping"):
+            factored(curvature, mlp(6, (4,), 3), {"0.weight": 1.0, "2.weight": 1.0})
+    with pytest.raises(CurvatureError, match="did not come within 1e-08 in 2 iterations"):
+        factored(CG(max_iterations=2), mlp(6, (4,), 3)).solve(torch.ones(1, 43, dtype=torch.float64))
+    with pytest.raises(CurvatureError, match="singular with damping=0;"):
+        factored(BlockGGN(0.0), mlp(6, (40,), 3), 0.0)
+
+
+@pytest.mark.parametrize("curvature", [GGN, BlockGGN, KFAC, EKFAC, Dual, CG])
+def test_estimates_grow_with_the_problem(curvature):
+    """More points never need less; and a factor holds no more than was foretold."""
+    model, X, y, _ = draw("mlp", 0, n=40)
+    small, large = Problem(model, X[:10], y[:10], 0.5), Problem(model, X, y, 0.5)
+    assert 0 < curvature().memory(small) <= curvature().memory(large)
+    assert 0 < curvature().flops(small) < curvature().flops(large)
+    assert curvature().factor(large).nbytes <= curvature().memory(large)
