@@ -128,12 +128,16 @@ def test_bad_weights():
 def test_a_curvature_that_does_not_fit_is_refused_before_training():
     net = nn.Sequential(nn.Linear(4, 3000), nn.ReLU(), nn.Linear(3000, 3))
     with pytest.raises(
-        MemoryError, match=r"24,003 parameters needs about 13 GiB.*'last_layer' would need 1.8 GiB.*memory_budget"
+        MemoryError, match=r"'ggn' of 24,003 parameters needs about 13 GiB, memory_budget is 4 GiB.*last_layer: 1.8 GiB"
     ):
-        FullConformalClassifier(net, max_epochs=10**9).fit(X, Y)
+        FullConformalClassifier(net, max_epochs=10**9, curvature="ggn").fit(X, Y)
     # 24 bytes an entry (float32): √(2³⁰/24) = 6,688.
-    with pytest.raises(MemoryError, match=r"freeze layers .* to keep at most 6,688 parameters"):
-        FullConformalClassifier(net, max_epochs=10**9, memory_budget=1.0).fit(X, Y)
+    with pytest.raises(MemoryError, match=r"memory_budget is 1 GiB.*freeze layers .*6,688 trainable parameters"):
+        FullConformalClassifier(net, max_epochs=10**9, memory_budget=1.0, curvature="hessian").fit(X, Y)
+    with pytest.raises(
+        MemoryError, match=r"'auto': no curvature .*ggn: .*dual: .*ekfac: .*last_layer: .*raise memory_budget"
+    ):
+        FullConformalClassifier(net, max_epochs=10**9, memory_budget=1e-3).fit(X, Y)
 
 
 def test_losses_that_are_not_finite():

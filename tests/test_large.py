@@ -1,11 +1,13 @@
 """The curvatures for large models: against the dense GGN where they are exact, against curvlinops where they are not."""
 
+import numpy as np
 import pytest
 import torch
-from cases import MODELS, draw
+from cases import CURVATURES, MODELS, ResNet, draw
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
 from torch import nn
 
+from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, CurvatureError, Dual
 from fullconformal.curvature.base import softmax_root
 from fullconformal.curvature.block import module_slices
@@ -225,3 +227,110 @@ def test_estimates_grow_with_the_problem(curvature):
     assert 0 < curvature().memory(small) <= curvature().memory(large)
     assert 0 < curvature().flops(small) < curvature().flops(large)
     assert curvature().factor(large).nbytes <= curvature().memory(large)
+
+
+# In the classifier ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 1, 6, 6)).astype(np.float32), rng.integers(0, 3, 60)
+    X[np.arange(60), 0, y, y] += 3
+    return X, y
+
+
+def fitted(images, net=None, **options):
+    torch.manual_seed(0)
+    net = ResNet().eval() if net is None else net
+    options = {"random_state": 0, "max_epochs": 20, "dtype": "float64", "l2": 0.1, **options}
+    return FullConformalClassifier(net, **options).fit(*images)
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_every_curvature_in_the_classifier(images, curvature):
+    """All approximations give p-values; pruning changes none of them; one fit serves all."""
+    X, _ = images
+    clf = fitted(images, curvature=curvature)
+    assert f"{curvature}: " in str(clf.diagnose())
+    p = clf.predict_p(X[:4])
+    assert np.array_equal(clf.set_params(prune=True).predict_p(X[:4]), p)
+    assert np.array_equal(clf.set_params(prune=False).predict_p(X[:4]), p)
+    for approximation in ("indirect", "newton"):
+        other = clf.set_params(approximation=approximation).predict_p(X[:2])
+        assert ((other > 0) & (other <= 1)).all()
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_exact_curvatures_give_the_p_values_of_the_ggn(images):
+    X, _ = images
+    p = [fitted(images, curvature=name).predict_p(X[:6]) for name in ("ggn", "dual", "cg")]
+    assert np.array_equal(p[0], p[1]) and np.array_equal(p[0], p[2])
+
+
+def test_parameters_elsewhere_are_held_fixed_and_told(images):
+    with pytest.warns(
+        ConformalWarning, match=r"6 parameters of BatchNorm2d were held fixed: ekfac knows Linear"
+    ) as told:
+        clf = fitted(images, curvature="ekfac")
+    assert sum("held fixed" in str(w.message) for w in told) == 1
+    assert clf._engine.problem.p == sum(q.numel() for q in ResNet().parameters()) - 6
+    assert "held fixed" in str(clf.diagnose())
+    with pytest.warns(ConformalWarning) as told:
+        fitted(images, curvature="dual")
+    assert not any("held fixed" in str(w.message) for w in told)
+
+
+def test_without_layers_there_is_no_kfac():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x[:, :3] * self.scale
+
+    X, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
+    for name in ("kfac", "last_layer"):
+        with pytest.raises(CurvatureError, match=f"'{name}' needs"):
+            FullConformalClassifier(Scale(), curvature=name, max_epochs=1).fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_auto_takes_the_first_that_fits():
+    """A network of 2,583 parameters and few points, then many, with ever less memory: GGN, dual, EK-FAC, last layer, nothing."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    net = mlp(4, (100, 20), 3)  # p = 2,583
+
+    def chosen(memory_budget, repeats=1):
+        clf = FullConformalClassifier(net, max_epochs=0, memory_budget=memory_budget)
+        clf.fit(np.tile(X, (repeats, 1)), np.tile(y, repeats))
+        return clf._engine.name, clf.diagnose()
+
+    assert chosen(0.15)[0] == "ggn"  # 2,583² × 24 bytes = 0.149 GiB
+    name, facts = chosen(0.01)
+    assert name == "dual" and [text.split(":")[0] for text in facts.foretold] == ["ggn", "dual"]
+    assert "ggn: 0.15 GiB" in str(facts) and "dual: " in str(facts)
+    assert chosen(0.01, repeats=100)[0] == "ekfac"
+    assert chosen(5e-4, repeats=100)[0] == "ggn of the last layer"
+    with pytest.raises(MemoryError, match="no curvature of 2,583 parameters fits"):
+        chosen(1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_auto_shows_its_choice(images, capsys):
+    fitted(images, verbose=1)
+    assert "curvature ggn, of what was considered: ggn: " in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_nothing_of_size_n_times_p_is_kept(images):
+    """With a budget below n·p numbers, gradients are formed again when they are needed, and the p-values stay the same."""
+    X, _ = images
+    plenty, lean = (fitted(images, curvature="ekfac", memory_budget=b, prune=True) for b in (1.0, 4e-4))
+    training = lean._engine.training
+    assert training.gradients is None and training.solved is None
+    assert np.array_equal(plenty.predict_p(X[:6]), lean.predict_p(X[:6]))
+    assert np.array_equal(plenty.predict_p(X[:6]), lean.set_params(prune=False).predict_p(X[:6]))

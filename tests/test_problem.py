@@ -43,7 +43,7 @@ def test_pack_and_unpack_are_inverse(name):
 
 def test_what_is_read_as_dense_layers():
     dense = {name: len(Problem(*draw(name, 0)[:3]).tail) for name in MODELS}
-    assert dense == {"binary": 2, "logistic": 1, "mlp": 3, "cnn": 2, "frozen": 3, "odd": 3, "residual": 0}
+    assert dense == {"binary": 2, "logistic": 1, "mlp": 3, "cnn": 2, "frozen": 3, "odd": 3, "residual": 0, "resnet": 0}
     linear = {name for name in MODELS if Problem(*draw(name, 0)[:3]).is_linear}
     assert linear == {"binary", "logistic"}
 

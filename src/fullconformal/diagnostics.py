@@ -33,6 +33,10 @@ class Diagnostics:
         Whether the method's guarantee holds without any of this.
     caveat : str
         What the guarantee of a valid method lacks all the same.
+    held : str
+        Parameters that the curvature does not know and that were held fixed.
+    foretold : tuple of str
+        Memory and time foretold of the curvatures considered, the one taken last.
     """
 
     n_points: int
@@ -49,6 +53,8 @@ class Diagnostics:
     negative_scores: int
     valid: bool = False
     caveat: str = ""
+    held: str = ""
+    foretold: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -65,6 +71,11 @@ class Diagnostics:
             out.append(
                 f"the {self.curvature} is not positive definite and was damped by {self.damping:.2g}; use curvature='ggn', "
                 "raise l2, or give a damping of your own"
+            )
+        if self.held:
+            out.append(
+                f"{self.held} were held fixed: {self.curvature} knows Linear and ungrouped Conv2d layers only (curvature='ggn', 'dual' "
+                "and 'cg' know all)"
             )
         if self.newton_decrement > self.largest_influence:
             out.append(
@@ -96,6 +107,7 @@ class Diagnostics:
             ("largest leverage of a point", f"{self.largest_leverage:.3f}"),
             ("negative linearised losses", f"{self.negative_scores} of {self.n_points}"),
         ]
+        rows += [("foretold" if not k else "", text) for k, text in enumerate(self.foretold)]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value}" for name, value in rows]
         if self.valid and not self.caveat:

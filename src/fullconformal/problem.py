@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -307,10 +307,12 @@ class Problem:
         """∇F(θ), (p,)."""
         total = self.penalty * self.theta
         for X, y in zip(self.X.split(self.chunk), self.y.split(self.chunk), strict=True):
-            parts = []
-            for left, right in self.gradients(X, y):
-                parts.append(left.sum(0) if right is None else (left.T @ right).reshape(-1))
-            total = total + torch.cat(parts)
+            if self.prefix_names:  # whose rows, one a point, may be large
+                pull = vjp(partial(self.logits_at, x=X), self.theta)[1]
+                total = total + pull(residuals(self.logits(X), y))[0]
+            else:
+                pairs = [(left, right) for left, right in self.gradients(X, y) if right is not None]
+                total = total + torch.cat([(left.T @ right).reshape(-1) for left, right in pairs])
         return total
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -111,7 +111,11 @@ class Influence(Differentiable):
 
     valid = False
 
-    def __init__(self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str):
+    def __init__(
+        self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str, held: str = "",
+        foretold: tuple[str, ...] = (),
+    ):  # fmt: skip
+        """`held` names the parameters that the curvature leaves out, `foretold` what the curvatures considered would take."""
         super().__init__(problem)
         factor = curvature.factor(problem, memory // 4)
         # One product with all of 𝓗⁻¹g_i costs 2np a test point (C times for parameters whose rows are written out), pruning at most
@@ -122,10 +126,12 @@ class Influence(Differentiable):
         keep = prune is not True and (dense or not factor.positive_definite)
         self.training: Training = prepare(problem, factor, memory - factor.nbytes, keep)
         self.name, self.damping_chosen = name, curvature.damping is None
+        self.held, self.foretold = held, foretold
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        return diagnose(self.training, self.name, self.damping_chosen)
+        facts = diagnose(self.training, self.name, self.damping_chosen)
+        return replace(facts, held=self.held, foretold=self.foretold)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, training = self.inputs(X), self.training

@@ -13,7 +13,6 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 from torch import Tensor, nn
 
 from fullconformal import pvalues
-from fullconformal.curvature import CurvatureError
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import (
@@ -23,6 +22,7 @@ from fullconformal.estimators.base import (
     first_rows,
     progress_bar,
 )
+from fullconformal.estimators.curvatures import LAYERS, held_parameters, hold_fixed, trainable
 from fullconformal.estimators.engines import (
     Engine,
     Exact,
@@ -41,9 +41,8 @@ from fullconformal.estimators.fitting import (
     transform,
 )
 from fullconformal.estimators.large import check_stream, fitted_engine, prefit_engine
-from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions, too_large
+from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions
 from fullconformal.estimators.streams import Stream, is_mapped, is_stream
-from fullconformal.problem import Problem
 
 
 class FullConformalClassifier(FullOptions):
@@ -63,9 +62,13 @@ class FullConformalClassifier(FullOptions):
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
         Of the influence on the loss; of the model evaluated at shifted parameters; by a Newton step with updated curvature.
-    curvature : {"auto", "hessian", "ggn", "last_layer", "last_layer_kron"} or Curvature, default="auto"
-        The matrix 𝓗. "auto" is the GGN, which for linear models is the Hessian. "last_layer" is the GGN of the last linear layer;
-        "last_layer_kron" approximates it by a Kronecker product: millions of points and thousands of classes, from one pass.
+    curvature : str or Curvature, default="auto"
+        The matrix 𝓗: "hessian"; "ggn", the Gauss–Newton matrix, for linear models the Hessian; "dual" and "cg" are the same without writing
+        it out, for n·C < p and for moderate n. "block" keeps what lies within layers, "ekfac" and "kfac" approximate that for Linear
+        and Conv2d layers of any size, "last_layer" is the GGN of the last linear layer; what they leave out is held fixed.
+        "last_layer_kron" approximates that by a Kronecker product: millions of points and thousands of classes, from one pass. "auto"
+        is the GGN where it fits memory_budget and an hour, else "dual" where that does, else "ekfac", else "last_layer"; `diagnose`
+        shows the choice and the estimates.
     damping : float, optional
         Added to the mean-form curvature. By default 0 where the factorisation succeeds, else the smallest that works.
     l2 : float, optional
@@ -99,7 +102,7 @@ class FullConformalClassifier(FullOptions):
     random_state : int, RandomState or None, default=None
         Seeds training and the smoothing of p-values.
     verbose : int, default=0
-        1 shows progress bars.
+        1 shows progress bars, and the choice of the curvature.
 
     Attributes
     ----------
@@ -154,10 +157,10 @@ class FullConformalClassifier(FullOptions):
         self.n_samples_fit_ = len(index)
         self.method_ = self._method(final)
         memory = int(self.memory_budget * 2**30)
-        if self.method_ == "influence":
-            self._check_memory(final, memory)
         self._sample = first_rows(X)
         self._transformer, X = fit_transformer(head, X, y, self.prefit)
+        if self.method_ == "influence":
+            self._check_memory(final, X, len(self.classes_), memory)
         self._input_shape = tuple(X.shape[1:])
         with progress_bar("training", bool(self.verbose)) as progress:
             settings = Settings(
@@ -209,15 +212,14 @@ class FullConformalClassifier(FullOptions):
             return (Symmetric if self.method_ == "symmetric" else Exact)(problem, memory)
         if self.curvature == "last_layer_kron":
             return fitted_engine(self, problem)
-        if self.curvature == "last_layer":
-            problem = last_layer(problem)
-        curvature = self._curvature()
-        needed = curvature.memory(problem)
-        if needed > memory:
-            raise MemoryError(too_large(needed, memory, problem.p))
-        name = self.curvature if isinstance(self.curvature, str) else type(curvature).__name__
-        name = {"auto": "ggn", "last_layer": "ggn of the last layer"}.get(name, name)
-        return Influence(problem, curvature, name, memory, self.prune)
+        choice = self._choice(problem, memory)
+        keep = trainable(problem, choice.name)
+        held = held_parameters(problem, keep) if choice.name in LAYERS else ""
+        foretold = tuple(map(str, choice.estimates))
+        if self.verbose:
+            print(f"curvature {choice.name}, of what was considered: {'; '.join(foretold)}")
+        name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
+        return Influence(hold_fixed(problem, keep), choice.curvature, name, memory, self.prune, held, foretold)
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool, transformed: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
@@ -413,19 +415,6 @@ class FullConformalClassifier(FullOptions):
                     f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
                 )
         return checked[0], checked[1][:, None]
-
-
-def last_layer(problem: Problem) -> Problem:
-    """The same problem with every parameter held fixed but those of the last linear layer."""
-    layers = [part for part in problem.model.modules() if isinstance(part, nn.Linear) and part.weight.requires_grad]
-    if not layers:
-        raise CurvatureError(
-            "curvature='last_layer' needs a torch.nn.Linear with trainable weights; the model has none."
-        )
-    penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
-    problem.model.requires_grad_(False)
-    layers[-1].requires_grad_(True)
-    return Problem(problem.model, problem.X, problem.y, penalty, problem.chunk)
 
 
 def _sentence(text: str) -> str:

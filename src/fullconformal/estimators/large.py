@@ -19,7 +19,7 @@ from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
 from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline, to_tensor
 from fullconformal.estimators.heads import last_step
-from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions, too_large
+from fullconformal.estimators.options import CURVATURES, DTYPES, SCHEMES, FullOptions
 from fullconformal.estimators.streams import BATCH, Stream
 from fullconformal.models.backbone import Backbone
 from fullconformal.models.fitting import NotFinite
@@ -169,7 +169,10 @@ class OnFeatures(Engine):
         self.n_classes, p = layer.out_features, sum(q.numel() for q in layer.parameters())
         needed = p**2 * (16 + 2 * self.head.dtype.itemsize)
         if needed > memory:
-            raise MemoryError(too_large(needed, memory, p, "curvature='last_layer_kron' needs no such matrix"))
+            raise MemoryError(
+                f"the curvature of {p:,} parameters needs about {needed / 2**30:.2g} GiB, memory_budget is {memory / 2**30:.2g} GiB; "
+                "curvature='last_layer_kron' needs no such matrix; or raise memory_budget."
+            )
         features, labels, self.n = [], [], 0
         for x, y in batches:
             check_labels(y, self.n_classes)
@@ -237,7 +240,16 @@ def prefit_engine(
     penalty = dict.fromkeys(dict(network.named_parameters()), l2)
     memory = int(options.memory_budget * 2**30)
     if options.curvature == "last_layer":
-        return OnFeatures(network, stream, penalty, options._curvature(), device, memory, options.prune, progress)
+        return OnFeatures(
+            network,
+            stream,
+            penalty,
+            CURVATURES[options.curvature](options.damping),
+            device,
+            memory,
+            options.prune,
+            progress,
+        )
     return _kronecker(options, network, stream, penalty, device, memory, progress)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,29 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils import check_random_state
 from torch import nn
 
-from fullconformal.curvature import GGN, Curvature, Hessian
+from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, Curvature, Dual, Hessian
 from fullconformal.estimators.base import ConformalClassifier, check_number, check_option
+from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
 from fullconformal.estimators.engines import APPROXIMATIONS
-from fullconformal.estimators.fitting import check_estimator_kind, split_pipeline
+from fullconformal.estimators.fitting import L2_NETWORK, check_estimator_kind, check_outputs, split_pipeline, to_tensor
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
+from fullconformal.problem import Problem
 from fullconformal.sets import check_levels
 
 METHODS = ("auto", "influence", "symmetric", "exact")
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
-CURVATURES: dict[str, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "last_layer": GGN, "last_layer_kron": GGN}
+CURVATURES: dict[str, type[Curvature]] = {
+    "hessian": Hessian,
+    "ggn": GGN,
+    "block": BlockGGN,
+    "kfac": KFAC,
+    "ekfac": EKFAC,
+    "last_layer": GGN,
+    "last_layer_kron": GGN,
+    "dual": Dual,
+    "cg": CG,
+}
 NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
@@ -121,10 +134,19 @@ class FullOptions(ConformalClassifier):
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"device={self.device!r} cannot be used here: {error}") from error
 
-    def _curvature(self) -> Curvature:
+    def _choice(self, problem: Problem, memory: int) -> Choice:
+        """The curvature asked for or chosen, with estimates; a MemoryError where it does not fit."""
+        device = self._device()
+        if self.curvature == "auto":
+            return choose(problem, self.damping, memory, device)
         if isinstance(self.curvature, Curvature):
-            return self.curvature
-        return CURVATURES["ggn" if self.curvature == "auto" else self.curvature](self.damping)
+            name = type(self.curvature).__name__
+            name = name.lower() if name.lower() in LAYERS else name
+            return check(name, self.curvature, {}, problem, memory, device)
+        others = {
+            name: kind(self.damping) for name, kind in CURVATURES.items() if name not in ("hessian", "last_layer_kron")
+        }
+        return check(self.curvature, CURVATURES[self.curvature](self.damping), others, problem, memory, device)
 
     def _is_convex(self, final: Any) -> bool:
         return final is None or is_logistic(final) or self.head is not None
@@ -170,21 +192,19 @@ class FullOptions(ConformalClassifier):
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31))
 
-    def _check_memory(self, final: Any, memory: int) -> None:
+    def _check_memory(self, final: Any, X: Any, n_classes: int, memory: int) -> None:
         """Raise, before any training, where the curvature of a module cannot fit."""
-        if not isinstance(final, nn.Module) or isinstance(self.curvature, Curvature) or self.head is not None:
+        if not isinstance(final, nn.Module) or self.head is not None:
             return
         if self.curvature == "last_layer_kron":  # its state is checked once its size is known
             return
-        dtype = DTYPES[self.dtype] or next(final.parameters()).dtype
-        p = sum(q.numel() for q in final.parameters() if q.requires_grad)
-        last = [part for part in final.modules() if isinstance(part, nn.Linear)]
-        p_last = sum(q.numel() for q in last[-1].parameters()) if last else p
-        p = p_last if self.curvature == "last_layer" else p
-        needed, fallback = (size**2 * (16 + 2 * dtype.itemsize) for size in (p, p_last))
-        if needed > memory:
-            way = f"curvature='last_layer' would need {fallback / 2**30:.2g} GiB" if fallback <= memory else ""
-            raise MemoryError(too_large(needed, memory, p, way))
+        module = copy.deepcopy(final).eval().cpu()
+        dtype = DTYPES[self.dtype] or next(module.parameters()).dtype
+        x = to_tensor(X[:2], "cpu", dtype)
+        check_outputs(module.to(dtype), x, n_classes)
+        n, l2 = len(X), L2_NETWORK if self.l2 is None else self.l2
+        one = x[:1].expand(n, *x.shape[1:])  # as many points as there are, without their memory
+        self._choice(Problem(module, one, torch.zeros(1, dtype=torch.long).expand(n), n * l2), memory)
 
 
 def needs_labels(step: Any) -> bool:
@@ -192,13 +212,3 @@ def needs_labels(step: Any) -> bool:
     tags = getattr(step, "__sklearn_tags__", None)
     selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)
     return selects or (tags is not None and bool(tags().target_tags.required))
-
-
-def too_large(needed: int, memory: int, p: int, way: str = "") -> str:
-    gib = 2**30
-    most = int((memory / 24) ** 0.5)
-    return (
-        f"the curvature of {p:,} parameters needs about {needed / gib:.2g} GiB, memory_budget is {memory / gib:.2g} GiB; "
-        + (way + "; or " if way else "")
-        + f"freeze layers (requires_grad_(False)) to keep at most {most:,} parameters, or raise memory_budget."
-    )
