@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from cases import CURVATURES, MODELS, draw
+from cases import CURVATURES, MODELS, ResNet, draw
 from torch import nn
+
+
+from cases import CURVATURES, MODELS, ResNet, draw
 
 from fullconformal import FullConformalClassifier, load
 from fullconformal.models import Autoencoder, cnn, mlp
@@ -146,3 +149,14 @@ def test_a_saved_predictor_moves_between_devices(curvature, tmp_path):
     assert there.device == "cpu" and np.abs(there.predict_p(X[120:]) - p).max() <= 3 / 121
     there.save(tmp_path / "back")
     assert np.abs(load(tmp_path / "back", device="cuda").predict_p(X[120:]) - p).max() <= 3 / 121
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_a_residual_network_gives_the_same_p_values(curvature):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 1, 6, 6)), rng.integers(0, 3, 60)
+    torch.manual_seed(0)
+    net = ResNet().double().eval()
+    options = {"prefit": True, "l2": 0.1, "curvature": curvature}
+    p = [FullConformalClassifier(net, device=d, **options).fit(X, y).predict_p(X[:20]) for d in ("cpu", "cuda")]
+    assert np.abs(p[0] - p[1]).max() < 1e-9

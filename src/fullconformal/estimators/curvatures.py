@@ -167,5 +167,5 @@ def _size(memory: float) -> str:
 
 def _time(seconds: float) -> str:
     if seconds < 90:
-        return f"{max(seconds, 0.1):.1g} s"
+        return f"{max(seconds, 0.1):.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
