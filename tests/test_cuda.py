@@ -6,9 +6,6 @@ import torch
 from cases import CURVATURES, MODELS, ResNet, draw
 from torch import nn
 
-
-from cases import CURVATURES, MODELS, ResNet, draw
-
 from fullconformal import FullConformalClassifier, load
 from fullconformal.models import Autoencoder, cnn, mlp
 from fullconformal.models.stacked import Job, Recipe, hold_out, squared_errors, train_stacked

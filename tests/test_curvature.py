@@ -8,7 +8,7 @@ from oracles import Oracle
 from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.curvature.base import Factor, factorise, inverse_triangular
+from fullconformal.curvature.base import DenseFactor, factorise, inverse_triangular
 from fullconformal.curvature.structured import add_gram
 from fullconformal.problem import Problem, flat
 
@@ -149,7 +149,10 @@ def test_a_factor_kept_inverted_acts_as_the_factor(p):
     A = torch.randn(p, p, dtype=torch.float64, generator=generator)
     V = torch.randn(9, p, dtype=torch.float64, generator=generator)
     L = torch.linalg.cholesky(A @ A.T + torch.eye(p))
-    plain, inverted = Factor(L, None, 0.0, 0.0, 0.0), Factor(inverse_triangular(L), None, 0.0, 0.0, 0.0, inverted=True)
+    plain, inverted = (
+        DenseFactor(L, None, 0.0, 0.0, 0.0),
+        DenseFactor(inverse_triangular(L), None, 0.0, 0.0, 0.0, inverted=True),
+    )
     tol = 10 * p * torch.finfo(torch.float64).eps * torch.linalg.cond(L) ** 2
     for action in ("half", "back", "solve"):
         expected = getattr(plain, action)(V)

@@ -7,12 +7,12 @@ from cases import CURVATURES, MODELS, ResNet, draw
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
 from torch import nn
 
-from fullconformal import ConformalWarning, FullConformalClassifier
+from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, CurvatureError, Dual
 from fullconformal.curvature.base import softmax_root
 from fullconformal.curvature.block import module_slices
 from fullconformal.curvature.kronecker import kronecker_factors
-from fullconformal.curvature.layers import Layer, read_layers
+from fullconformal.curvature.layers import Layer, Place, read_layers
 from fullconformal.models import mlp
 from fullconformal.problem import Problem, softmax_curvature
 
@@ -167,11 +167,11 @@ def test_a_layer_is_a_matrix_times_its_inputs(module):
     bias = module.bias is not None
     W = module.weight.detach().flatten(1)
     W = torch.cat([W, module.bias.detach()[:, None]], dim=1) if bias else W
-    layer = Layer("", module, 0, *W.shape, True, bias, joined=False)
+    layer = Layer("", module, Place(0, *W.shape, apart=bias), True, bias)
     assert (layer.outputs(module(x)) - layer.inputs(x) @ W.T).abs().max() < 1e-14
     flat = torch.cat([q.detach().flatten() for q in module.parameters()])
-    assert torch.equal(layer.matrices(flat[None])[0], W)
-    assert torch.equal(layer.flat(W[None])[0], flat)
+    assert torch.equal(layer.place.matrices(flat[None])[0], W)
+    assert torch.equal(layer.place.flat(W[None])[0], flat)
 
 
 class Twice(nn.Module):
@@ -334,3 +334,16 @@ def test_nothing_of_size_n_times_p_is_kept(images):
     assert training.gradients is None and training.solved is None
     assert np.array_equal(plenty.predict_p(X[:6]), lean.predict_p(X[:6]))
     assert np.array_equal(plenty.predict_p(X[:6]), lean.set_params(prune=False).predict_p(X[:6]))
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_a_saved_predictor_gives_the_same_p_values(images, curvature, tmp_path):
+    X, _ = images
+    clf = fitted(
+        images, nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)), curvature=curvature
+    )
+    clf.save(tmp_path / "it")
+    again = load(tmp_path / "it")
+    assert np.array_equal(again.predict_p(X[:5]), clf.predict_p(X[:5]))
+    assert str(again.diagnose()) == str(clf.diagnose())

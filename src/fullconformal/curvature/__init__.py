@@ -1,23 +1,30 @@
 """Curvatures: ways to form and factorise 𝓗."""
 
-from fullconformal.curvature.base import Curvature, CurvatureError, Factor
-from fullconformal.curvature.block import BlockGGN
+from fullconformal.curvature.base import Curvature, CurvatureError, DenseCurvature, DenseFactor, Factor
+from fullconformal.curvature.block import BlockFactor, BlockGGN
 from fullconformal.curvature.cg import CG
-from fullconformal.curvature.dual import Dual
+from fullconformal.curvature.dual import Dual, DualFactor
 from fullconformal.curvature.ekfac import EKFAC
 from fullconformal.curvature.ggn import GGN
 from fullconformal.curvature.hessian import Hessian
 from fullconformal.curvature.kfac import KFAC
-from fullconformal.curvature.layers import is_layer
+from fullconformal.curvature.kronecker import KroneckerFactor, Part
+from fullconformal.curvature.layers import Place, is_layer
+
+#: what factors are made of, which a saved predictor holds
+FACTORS = (DenseFactor, BlockFactor, KroneckerFactor, Part, Place, DualFactor)
 
 __all__ = [
     "CG",
     "EKFAC",
+    "FACTORS",
     "GGN",
     "KFAC",
     "BlockGGN",
     "Curvature",
     "CurvatureError",
+    "DenseCurvature",
+    "DenseFactor",
     "Dual",
     "Factor",
     "Hessian",

@@ -24,26 +24,31 @@ from fullconformal.problem import Problem, Rows
 class BlockFactor(Factor):
     """A dense factor a block."""
 
-    parts: list[tuple[slice, DenseFactor]]
+    places: list[slice]
+    factors: list[DenseFactor]
     damping: float
     smallest_eigenvalue: float
     floor: float
 
     @property
     def nbytes(self) -> int:
-        return sum(factor.nbytes for _, factor in self.parts)
+        return sum(factor.nbytes for factor in self.factors)
 
     @property
     def flops(self) -> float:
-        return sum(factor.flops for _, factor in self.parts)
+        return sum(factor.flops for factor in self.factors)
 
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, block by block, (k, p)."""
-        return torch.cat([factor.half(rows[:, place]) for place, factor in self.parts], dim=1)
+        return torch.cat(
+            [factor.half(rows[:, place]) for place, factor in zip(self.places, self.factors, strict=True)], dim=1
+        )
 
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, block by block, (k, p)."""
-        return torch.cat([factor.back(rows[:, place]) for place, factor in self.parts], dim=1)
+        return torch.cat(
+            [factor.back(rows[:, place]) for place, factor in zip(self.places, self.factors, strict=True)], dim=1
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class BlockGGN(Curvature):
                 f"a layer's block is as good as singular with damping={damping:g}; leave damping=None, or give more."
             )
         floor, smallest = (min(getattr(f, name) for f in found) for name in ("floor", "smallest_eigenvalue"))
-        return BlockFactor(list(zip(places, found, strict=True)), max(f.damping for f in found), smallest, floor)
+        return BlockFactor(places, found, max(f.damping for f in found), smallest, floor)
 
     def memory(self, problem: Problem) -> int:
         """The blocks as `DenseCurvature` has its one."""

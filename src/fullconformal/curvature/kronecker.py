@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty, smallest_eigenvalue
-from fullconformal.curvature.layers import Layer, passes, positions, read_layers
+from fullconformal.curvature.layers import Layer, Place, passes, positions, read_layers
 from fullconformal.problem import Problem
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes
@@ -36,35 +36,47 @@ class Basis:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A layer's part of the factor: its place, left V (o, o), right D^-½U (i, i), and (λ+1)^-½ (o, i)."""
+
+    place: Place
+    left: Tensor
+    right: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
 class KroneckerFactor(Factor):
     """𝓗 diagonal in a product basis, layer by layer: half maps a gradient (o, i) to (λ+1)^-½ ∘ (VᵀG D^-½U)."""
 
-    parts: list[tuple[Layer, Tensor, Tensor, Tensor]]  # layer, left (o, o), right (i, i), (λ+1)^-½ (o, i)
+    parts: list[Part]
     damping: float
     smallest_eigenvalue: float
     floor: float
 
     @property
     def nbytes(self) -> int:
-        return sum(left.nbytes + right.nbytes + scale.nbytes for _, left, right, scale in self.parts)
+        return sum(part.left.nbytes + part.right.nbytes + part.scale.nbytes for part in self.parts)
 
     @property
     def flops(self) -> float:
-        return float(sum(2 * layer.o * layer.i * (layer.o + layer.i) for layer, *_ in self.parts))
+        return float(sum(2 * part.place.o * part.place.i * (part.place.o + part.place.i) for part in self.parts))
 
     def half(self, rows: Tensor) -> Tensor:
         """rows in the basis, scaled, (k, p)."""
         out = torch.empty_like(rows)
-        for layer, left, right, scale in self.parts:
-            out[:, layer.place] = ((left.T @ layer.matrices(rows) @ right) * scale).flatten(1)
+        for part in self.parts:
+            M = part.left.T @ part.place.matrices(rows) @ part.right
+            out[:, part.place.slice] = (M * part.scale).flatten(1)
         return out
 
     def back(self, rows: Tensor) -> Tensor:
         """Scaled rows of the basis as gradients, (k, p)."""
         out = torch.empty_like(rows)
-        for layer, left, right, scale in self.parts:
-            M = rows[:, layer.place].view(-1, layer.o, layer.i) * scale
-            out[:, layer.place] = layer.flat(left @ M @ right.T)
+        for part in self.parts:
+            place = part.place
+            M = rows[:, place.slice].view(-1, place.o, place.i) * part.scale
+            out[:, place.slice] = place.flat(part.left @ M @ part.right.T)
         return out
 
 
@@ -89,7 +101,7 @@ class Kronecker(Curvature):
         dtype, parts = problem.X.dtype, []
         for basis, values in zip(bases, self.eigenvalues(problem, bases, memory), strict=True):
             scale = (values + 1).rsqrt()
-            parts.append((basis.layer, basis.left.to(dtype), basis.right.to(dtype), scale.to(dtype)))
+            parts.append(Part(basis.layer.place, basis.left.to(dtype), basis.right.to(dtype), scale.to(dtype)))
         floor = float(problem.penalty.min()) + problem.n * damping
         found = KroneckerFactor(parts, damping, 0.0, floor)
         return KroneckerFactor(parts, damping, smallest_eigenvalue(found.solve, problem.penalty), floor)
@@ -123,7 +135,7 @@ class Kronecker(Curvature):
 
 def penalty(problem: Problem, layer: Layer) -> Tensor:
     """Λ of a layer's columns (i,), float64: one number for the weights and one for the bias."""
-    return layer.matrices(problem.penalty[None])[0, 0].double()
+    return layer.place.matrices(problem.penalty[None])[0, 0].double()
 
 
 def kronecker_factors(problem: Problem, layers: list[Layer], memory: int) -> list[tuple[Tensor, Tensor]]:

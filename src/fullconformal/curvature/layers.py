@@ -23,38 +23,48 @@ def is_layer(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer's trainable parameters as a matrix (o, i) of the flat vector from `start`; the bias is the last column.
+class Place:
+    """A matrix (o, i) in the flat vector, from `start`. Its last column, the bias, lies behind the weights where `apart`, else in line."""
 
-    In the flat vector the bias lies beside its row of weights where `joined` (dense tails), else behind all of them.
-    """
-
-    name: str
-    module: nn.Module
     start: int
     o: int
     i: int
-    weight: bool
-    bias: bool
-    joined: bool
+    apart: bool
 
     @property
-    def place(self) -> slice:
+    def slice(self) -> slice:
         return slice(self.start, self.start + self.o * self.i)
 
     def matrices(self, rows: Tensor) -> Tensor:
-        """The layer's part of rows (k, p) as (k, o, i)."""
-        part = rows[:, self.place]
-        if self.joined or not (self.weight and self.bias):
+        """This part of rows (k, p) as (k, o, i)."""
+        part = rows[:, self.slice]
+        if not self.apart:
             return part.view(-1, self.o, self.i)
         cut = self.o * (self.i - 1)
         return torch.cat([part[:, :cut].view(-1, self.o, self.i - 1), part[:, cut:, None]], dim=2)
 
     def flat(self, M: Tensor) -> Tensor:
-        """Matrices (k, o, i) as the layer's part of rows, (k, o·i)."""
-        if self.joined or not (self.weight and self.bias):
-            return M.flatten(1)
-        return torch.cat([M[:, :, :-1].flatten(1), M[:, :, -1]], dim=1)
+        """Matrices (k, o, i) as this part of rows, (k, o·i)."""
+        return torch.cat([M[:, :, :-1].flatten(1), M[:, :, -1]], dim=1) if self.apart else M.flatten(1)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer and where its trainable parameters, `weight` or `bias` or both, lie."""
+
+    name: str
+    module: nn.Module
+    place: Place
+    weight: bool
+    bias: bool
+
+    @property
+    def o(self) -> int:
+        return self.place.o
+
+    @property
+    def i(self) -> int:
+        return self.place.i
 
     def inputs(self, x: Tensor) -> Tensor:
         """What the layer was given, as (k, T, i)."""
@@ -101,8 +111,10 @@ def read_layers(problem: Problem) -> list[Layer]:
         i = sum(q.numel() // o for q in own.values())
         block = tail.get(id(module))
         start = block.start if block else min(starts[names[id(q)]] for q in own.values())
-        out.append(Layer(path, module, start, o, i, "weight" in own, "bias" in own, block is not None))
-    return sorted(out, key=lambda layer: layer.start)
+        weight, bias = "weight" in own, "bias" in own
+        place = Place(start, o, i, apart=weight and bias and block is None)
+        out.append(Layer(path, module, place, weight, bias))
+    return sorted(out, key=lambda layer: layer.place.start)
 
 
 Pass = tuple[list[Tensor], Iterator[list[Tensor]]]

@@ -127,6 +127,7 @@ class Influence(Differentiable):
         self.training: Training = prepare(problem, factor, memory - factor.nbytes, keep)
         self.name, self.damping_chosen = name, curvature.damping is None
         self.held, self.foretold = held, foretold
+        self.curvature: Curvature | None = curvature
 
     @cached_property
     def diagnostics(self) -> Diagnostics:

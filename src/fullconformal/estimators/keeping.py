@@ -17,6 +17,7 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from fullconformal.convex import LinearBag
+from fullconformal.curvature import CG, Factor
 from fullconformal.estimators.calibrated import Calibrated, Piped
 from fullconformal.estimators.engines import Differentiable, Exact, Influence, LogProba, Neighbors, Refit, Symmetric
 from fullconformal.estimators.jackknife import LeaveOneOut
@@ -37,28 +38,33 @@ def pack_influence(engine: Influence, _: Packer) -> Values:
     training = exactly(Influence, engine).training
     return {
         "problem": engine.problem,
-        "factor": training.factor,
+        "factor": engine.curvature if isinstance(engine.curvature, CG) else training.factor,  # products are no numbers
         "loss": training.loss,
         "self_influence": training.self_influence,
         "keep_solved": training.solved is not None,
         "memory": training.memory,
         "name": engine.name,
         "damping_chosen": engine.damping_chosen,
+        "held": engine.held,
+        "foretold": engine.foretold,
     }
 
 
 def unpack_influence(values: Values, _: Unpacker) -> Influence:
     """The engine again, without a factorisation."""
     engine = bare(Influence, values["problem"])
-    problem, factor = engine.problem, values["factor"]
+    problem, factor, memory = engine.problem, values["factor"], expect(values["memory"], int)
+    engine.curvature = factor if isinstance(factor, CG) else None
+    factor = factor.factor(problem, memory // 4) if isinstance(factor, CG) else expect(factor, Factor)
     known = values["loss"], values["self_influence"]
     require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
     require(all(bool(part.isfinite().all()) for part in known), "losses")
     solved = factor.solve(problem.theta[None])
     require(solved.shape == (1, problem.p) and bool(solved.isfinite().all()), "curvature")
-    memory, keep = expect(values["memory"], int), expect(values["keep_solved"], bool)
-    engine.training = prepare(problem, factor, memory, keep, known)
+    engine.training = prepare(problem, factor, memory, expect(values["keep_solved"], bool), known)
     engine.name, engine.damping_chosen = expect(values["name"], str), expect(values["damping_chosen"], bool)
+    engine.held, engine.foretold = expect(values["held"], str), expect(values["foretold"], tuple)
+    require(all(type(text) is str for text in engine.foretold), "estimates")
     return engine
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fullconformal.curvature import GGN, Factor, Hessian
+from fullconformal.curvature import CG, EKFAC, FACTORS, GGN, KFAC, BlockGGN, Dual, Hessian
 from fullconformal.problem import Problem
 from fullconformal.scores.neighbors import KernelDensity, Lists, NearestNeighbors
 from fullconformal.storage.container import StorageError, finished_or_nothing, one_line, read, write
@@ -54,5 +54,8 @@ KINDS = {
     "module": MODULE,
     "scikit-learn": ESTIMATOR,
     "Problem": Kind(Problem, pack_problem, unpack_problem),
-    **{cls.__name__: of_dataclass(cls) for cls in (Factor, GGN, Hessian, NearestNeighbors, KernelDensity, Lists)},
+    **{
+        cls.__name__: of_dataclass(cls)
+        for cls in (*FACTORS, GGN, Hessian, BlockGGN, KFAC, EKFAC, Dual, CG, NearestNeighbors, KernelDensity, Lists)
+    },
 }
