@@ -119,7 +119,7 @@ class Diagnostics:
 def diagnose(training: Training, curvature: str, damping_chosen: bool, valid: bool = False) -> Diagnostics:
     """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them."""
     problem, factor, n = training.problem, training.factor, training.problem.n
-    g = problem.gradient()
+    g = problem.gradient(training.gradients)
     return Diagnostics(
         n_points=n,
         n_parameters=problem.p,

@@ -82,18 +82,17 @@ class _Pairs:
         S = softmax_curvature(trace.logits)
         if self.first is not None:
             self._add_prefix(X, trace.logits, T, trace.inputs)
-        delta = residuals(trace.logits, y)
+        delta = residuals(trace.logits, y) if self.exact else trace.logits  # of the Hessian only
         for m in range(last, -1, -1):
             if self.problem.tail[m].trainable:
                 self._add_layer(m, S, delta, T, trace.inputs, trace.slopes)
             if m:
                 W, D = self.problem.tail[m].linear.weight, trace.slopes[m - 1]
-                back = delta @ W
-                S = W.T @ S @ W * D[:, :, None] * D[:, None, :]
-                bend = trace.bends[m - 1]
-                if bend is not None:
-                    S = S + torch.diag_embed(bend * back)
-                delta = back * D
+                S = (S @ W).mT @ W * D[:, :, None] * D[:, None, :]
+                if self.exact:
+                    back, bend = delta @ W, trace.bends[m - 1]
+                    S = S if bend is None else S + torch.diag_embed(bend * back)
+                    delta = back * D
 
     def _transitions(self, slopes: list[Tensor]) -> dict[tuple[int, int], Tensor]:
         """T_ml for l < m, (k, o_m, o_l)."""
@@ -110,12 +109,12 @@ class _Pairs:
         self, m: int, S: Tensor, delta: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor], slopes: list[Tensor]
     ) -> None:
         k = len(S)
-        i, o = (torch.triu_indices(size, size, device=S.device) for size in (a[m].shape[1], S.shape[1]))
+        o = torch.triu_indices(S.shape[1], S.shape[1], device=S.device)
         upper = S[:, o[0], o[1]]
         if _narrow(S.shape[1], a[m].shape[1]):
             self.sums[m, m, "first"].addmm_((upper[:, :, None] * a[m][:, None, :]).view(k, -1).T, a[m])
         else:
-            self.sums[m, m, "first"].addmm_((a[m][:, i[0]] * a[m][:, i[1]]).T, upper)
+            self.sums[m, m, "first"].addmm_(_squares(a[m]), upper)
         for b in self.tail:
             low = b.layer
             if low >= m:
@@ -195,6 +194,18 @@ def tensor_cores() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _squares(a: Tensor) -> Tensor:
+    """Products of two inputs, the upper triangle of aaᵀ row by row, (i(i+1)/2, k) of inputs a (k, i)."""
+    k, i = a.shape
+    if a.is_cuda:  # one kernel rather than i
+        at = torch.triu_indices(i, i, device=a.device)
+        return (a[:, at[0]] * a[:, at[1]]).T
+    rows, out = a.T.contiguous(), a.new_empty(i * (i + 1) // 2, k)
+    for row, part in enumerate(out.split(list(range(i, 0, -1)))):
+        torch.mul(rows[row:], rows[row], out=part)
+    return out
 
 
 def _narrow(o: int, i: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.curvature.base import Factor
-from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select
+from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
@@ -79,8 +79,8 @@ def prepare(
     gradients: list[list[Rows]] = []
     for start in range(0, n, step):
         at = slice(start, min(start + step, n))
-        loss[at] = losses(problem.logits(problem.X[at]), problem.y[at])
-        rows = problem.gradients(problem.X[at], problem.y[at])
+        logits, rows = problem.logits_and_gradients(problem.X[at], problem.y[at])
+        loss[at] = losses(logits, problem.y[at])
         if keep_gradients:
             gradients.append(rows)
         if known is not None and solved is None:
@@ -100,7 +100,7 @@ def candidate_gradients(J: list[Rows], logits: Tensor) -> list[Rows]:
 
     The likeliest label's is summed apart, since Jᵀπ − J_y would cancel where the model is sure.
     """
-    pi, (x, top) = torch.softmax(logits, -1), (torch.arange(len(logits), device=logits.device), logits.argmax(-1))
+    pi, (x, top) = softmax(logits), (torch.arange(len(logits), device=logits.device), logits.argmax(-1))
     out = []
     for rows, mean, own in zip(J, contract(J, pi), contract(J, residuals(logits, top)), strict=True):
         left = mean.left[:, None, :] - rows.left
