@@ -171,6 +171,11 @@ def probabilities(model: torch.nn.Module, X: torch.Tensor) -> np.ndarray:
     return torch.cat([torch.softmax(model(part).double(), -1) for part in X.split(10_000)]).cpu().numpy()
 
 
+def n_symmetric(config: Real, model: str) -> int:
+    """Test points of the exactly valid method; none where it is left out."""
+    return config.cnn_n_symmetric if model == "CNN" else config.n_symmetric
+
+
 def symmetric(setting: Setting) -> Result:
     """Exactly valid: the network of split CP, its last layer refitted on the points it has not seen, for every candidate.
 
@@ -186,7 +191,7 @@ def symmetric(setting: Setting) -> Result:
     start = time.perf_counter()
     clf.fit(setting.objects(rows), setting.inputs.y if whole else setting.inputs.y[network.rest])
     middle = time.perf_counter()
-    most = config.cnn_n_symmetric if setting.model == "CNN" else config.n_symmetric
+    most = n_symmetric(config, setting.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConformalWarning)  # of the time it takes, which the config has weighed
         p = clf.predict_p(setting.test(most))

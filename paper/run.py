@@ -22,7 +22,7 @@ from fullconformal.sets import members
 from paper import synthetic
 from paper.config import CONFIGS, Config, Real, Synthetic, key, load
 from paper.inputs import load_data, make_inputs
-from paper.methods import METHODS, Setting
+from paper.methods import METHODS, Setting, n_symmetric
 from paper.records import Records, environment, save_arrays
 from paper.training import train_setting
 
@@ -87,7 +87,8 @@ def run_real(config: Real, records: Records, machine: Machine) -> None:
     tell(str(found))
     methods = [method for method in config.methods if method in (machine.methods or config.methods)]
     for model in config.models:
-        wanted = [(seed, method) for seed in config.seeds for method in methods]
+        here = [method for method in methods if method != "symmetric" or n_symmetric(config, model)]
+        wanted = [(seed, method) for seed in config.seeds for method in here]
         left = [one for one in wanted if line_key(config, model, *one) not in records.done]
         if not left or (machine.models and model not in machine.models):
             continue
@@ -100,7 +101,7 @@ def run_real(config: Real, records: Records, machine: Machine) -> None:
         )
         for seed in config.seeds:
             setting = Setting(config, model, inputs, networks, seed, device, machine.memory)
-            for method in methods:
+            for method in here:
                 if (seed, method) in left:
                     run_method(setting, method, found, records, tell)
         del networks, inputs
@@ -115,8 +116,6 @@ def line_key(config: Config, *parts: Any) -> str:
 def run_method(setting: Setting, method: str, found: data.Dataset, records: Records, tell: Tell) -> None:
     """One line: a model, a seed and a method."""
     config, inputs = setting.config, setting.inputs
-    if method == "symmetric" and not (config.cnn_n_symmetric if setting.model == "CNN" else config.n_symmetric):
-        return
     name = line_key(config, setting.model, setting.seed, method)
     try:
         result = METHODS[method](setting)
@@ -146,24 +145,22 @@ def run_method(setting: Setting, method: str, found: data.Dataset, records: Reco
 def save_examples(config: Real, found: data.Dataset, records: Records) -> None:
     """Images shown, with their ε by every method, of the largest perceptron's first seed."""
     model = "MLP_C" if "MLP_C" in config.models else config.models[0]
-    lines = {
-        line["method"]: line
-        for line in records.lines
-        if "all" in line and line["key"].startswith(f"{config.name}-{model}-{config.seeds[0]}-")
-    }
+    names = {line_key(config, model, config.seeds[0], method): method for method in config.methods}
+    lines = {names[line["key"]]: line for line in records.lines if line["key"] in names and "all" in line}
     if not (config.examples or config.example_labels) or "scp" not in lines:
         return
     loaded = {}
     for method, line in lines.items():
-        with np.load(records.folder / line["arrays"]) as arrays:
-            loaded[method] = arrays["epsilon"][:FIRST]
+        if line["first"]["m"] == lines["scp"]["first"]["m"]:  # the exactly valid method may have fewer points
+            with np.load(records.folder / line["arrays"]) as arrays:
+                loaded[method] = arrays["epsilon"][:FIRST]
     own = loaded["scp"][np.arange(len(loaded["scp"])), found.y_test[: len(loaded["scp"])]]
     hardest = [
         int(places[own[places].argmin()])
         for label in config.example_labels
         if len(places := np.flatnonzero(found.y_test[: len(own)] == label))
     ]
-    chosen = [at for at in (*config.examples, *hardest) if all(at < len(value) for value in loaded.values())]
+    chosen = [at for at in (*config.examples, *hardest) if at < len(own)]
     if chosen:
         save_arrays(
             records.folder / f"examples-{config.name}.npz",
