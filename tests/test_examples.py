@@ -26,13 +26,13 @@ def test_resnet_on_a_few_images(tmp_path):
     np.savez(tmp_path / "test.npz", X=X[100:], y=y[100:])
     example = load("resnet_cifar")
     out = tmp_path / "rows.json"
-    arguments = ["--data", str(tmp_path), "--out", str(out), "--curvatures", "last_layer"]
+    arguments = ["--data", str(tmp_path), "--out", str(out), "--curvatures", "last_layer", "ekfac"]
     arguments += ["--epochs", "2", "--batch", "20", "--width", "4", "--device", "cpu"]
     rows = example.main(arguments)
-    assert [row["method"] for row in rows] == ["split CP", "last_layer"]
+    assert [row["method"] for row in rows] == ["split CP", "last_layer", "ekfac"]
     assert json.loads(out.read_text())["rows"] == rows
     with np.load(out.with_suffix(".npz")) as arrays:
-        assert arrays["split CP"].shape == arrays["last_layer"].shape == (20, 10)
+        assert arrays["split CP"].shape == arrays["ekfac"].shape == (20, 10)
 
 
 def test_resnet18_has_eleven_million_parameters():
