@@ -173,3 +173,18 @@ def test_float32_is_close_to_float64():
         p.append(pvalues.p_values(counts.greater, counts.equal, 300))
     # A score moves by about 1e-5 of its size, so at most a few of 300 neighbours change sides.
     assert np.abs(p[0] - p[1]).max() <= 3 / 301
+
+
+@pytest.mark.parametrize("curvature", ["ekfac", "ggn"])
+@given(seed=SEEDS, q=Q, conditional=st.booleans(), far=st.sampled_from([1, 10]))
+@settings(max_examples=6, deadline=None)
+def test_gradients_that_are_not_kept_change_nothing(curvature, seed, q, conditional, far):
+    """They are made for the points that a candidate cannot be told from: the same counts."""
+    kept, _, X = prepared("cnn", seed, curvature, keep=False, n=300, m=5)
+    lean, _, _ = prepared("cnn", seed, curvature, keep=False, n=300, m=5, memory=2**17)
+    assert kept.gradients is not None and lean.gradients is None
+    y = lean.problem.y.numpy()
+    weight = pvalues.comparison_weight(y, 3, class_conditional=conditional)
+    weight = None if weight is None else torch.as_tensor(weight)
+    ours, other = pruned_counts(lean, far * X, q, weight), count_scores(direct, kept, far * X, q, weight)
+    assert np.array_equal(ours.greater, other.greater) and np.array_equal(ours.equal, other.equal)

@@ -87,6 +87,8 @@ def pruned_counts(
     x, y = left.nonzero(as_tuple=True)
     formed, done = torch.tensor(kept * m * n_classes, device=X.device), 0
     by_tau = torch.argsort(loss[x, y])
+    # Where gradients are made again for every group of candidates, groups are as large as they can be.
+    room = room if training.gradients is not None else 4 * room
     for part in by_tau.split(max(1, min(8192, room // (4 * problem.p + 8 * len(bag.b))))):
         above, equal, products_ = _by_solving(training, bag, X[x[part]], y[part], loss[x[part], y[part]], q)
         counts[0, x[part], y[part]] += above
@@ -146,11 +148,13 @@ def _by_solving(
     above, open_ = bag.sieve(tau, tau, s_hat, y, eps)
     equal, formed = torch.zeros_like(above), torch.zeros((), dtype=torch.long, device=X.device)
     u, size = factor.solved(half), bag.order.shape[1]
-    limit = max(1, training.memory // 16 // (size * problem.p * X.element_size()))
-    for group in torch.argsort(tau).split(GROUP.get(X.device.type, GROUP["cpu"])):
+    most = GROUP.get(X.device.type, GROUP["cpu"])
+    width = problem.p if training.gradients is not None else 8 * most  # `_products` sees to what is not kept
+    limit = max(1, training.memory // 16 // (size * width * X.element_size()))
+    for group in torch.argsort(tau).split(most):
         t = tau[group][:, None]
         for blocks in open_[:, group].any(1).nonzero()[:, 0].split(limit):
-            k = _products(training, u[group], bag.order[blocks].flatten())
+            k = _products(training, bag, u[group], t, s_hat[group], blocks, eps)
             w = bag.weight[blocks]
             w = w[None, ..., 0] if w.shape[2] == 1 else w[:, :, y[group]].movedim(2, 0)
             w = (w * open_[blocks][:, group].T[..., None]).flatten(1)
@@ -162,7 +166,22 @@ def _by_solving(
     return above, equal, formed
 
 
-def _products(training: Training, u: Tensor, points: Tensor) -> Tensor:
-    """g_i·u_c (k, points) of vectors u (k, p), as many gradients written out at a time as there is room for."""
-    step = max(1, training.memory // 16 // (2 * u.shape[1] * u.element_size()))
-    return torch.cat([u @ flat(training.rows(part)).T for part in points.split(step)], dim=1)
+def _products(
+    training: Training, bag: _Sorted, u: Tensor, tau: Tensor, s_hat: Tensor, blocks: Tensor, eps: float
+) -> Tensor:
+    """g_i·u_c (k, points) of vectors u (k, p) with the points of blocks, for candidates with τ (k, 1) and ŝ (k,).
+
+    Gradients that are not kept are made for the points that some candidate needs, as many at a time as there is room for. The others' place
+    holds 0, which decides them as their product would.
+    """
+    points = bag.order[blocks].flatten()
+    if training.gradients is not None:
+        return u @ flat(training.rows(points)).T
+    reach = (bag.s[blocks].flatten() * s_hat[:, None]).sqrt() * (1 + eps)
+    margin = 2 * (bag.slack[blocks].flatten() + eps * tau.abs())
+    near = ((bag.b[blocks].flatten() - tau).abs() <= reach + margin).any(0).nonzero()[:, 0]
+    out = u.new_zeros(len(u), len(points))
+    for part in near.split(max(1, training.memory // 16 // (2 * u.shape[1] * u.element_size()))):
+        if len(part):
+            out[:, part] = u @ flat(training.rows(points[part])).T
+    return out
