@@ -1,7 +1,10 @@
 """Sphinx builds the documentation from this folder; the gallery runs the scripts in examples/."""
 
+import sys
 import tomllib
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for hooks.py
 
 project = "fullconformal"
 author = "The fullconformal developers"
@@ -11,32 +14,38 @@ version = release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml")
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "numpydoc",
+    "hooks",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 autosummary_generate = True
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
+toc_object_entries_show_parents = "hide"
 nitpicky = False
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"plot_",
+    "within_subsection_order": "FileNameSortKey",
     "min_reported_time": 1,
     "abort_on_example_error": True,
     "download_all_examples": False,
     "remove_config_comments": True,
 }
 
+# Pages without pages below them have nothing to navigate to.
+html_sidebars = {page: [] for page in ("index", "tutorial", "choose", "maths", "peers", "extending")}
 html_theme = "pydata_sphinx_theme"
 html_title = "fullconformal"
 html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_math_renderer = "mathml"
 html_theme_options = {
     "show_prev_next": True,
     "navbar_align": "left",

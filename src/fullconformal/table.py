@@ -49,6 +49,9 @@ def read_table(path: Path | str, words: Sequence[str] = ()) -> pd.DataFrame:
         raise TableError(f"{path} cannot be read as a table: it is no text.")
     if frame.empty:
         raise TableError(f"{path} has no rows.")
+    other = next((mark for mark in (";", "\t") if mark in frame.columns[0]), None)
+    if other and len(frame.columns) == 1:
+        raise TableError(f"{path} separates its columns by {other!r}; write it with commas, and numbers with points.")
     return frame
 
 
@@ -71,7 +74,7 @@ class Schema:
         """What the columns of a training table are, or a `TableError` that says which cannot be used."""
         for name in (target, *drop):
             check_name(frame, name, "--target" if name == target else "--drop")
-        numbers, categories, left_out = [], [], list(dict.fromkeys(drop))
+        numbers, categories, left_out, refused = [], [], list(dict.fromkeys(drop)), {}
         for name, column in frame.items():
             if name == target or name in drop:
                 continue
@@ -79,9 +82,16 @@ class Schema:
                 left_out.append(str(name))
             elif is_number(column):
                 numbers.append(str(name))
+            elif why := no_categories(column):
+                refused[str(name)] = why
             else:
-                check_categories(str(name), column)
                 categories.append(str(name))
+        if refused:  # all at once, so that one more try will do
+            told = "; ".join(f"the column {name!r} holds {why}" for name, why in refused.items())
+            raise TableError(
+                f"{told}. Leave out what is neither number nor category: "
+                + " ".join(f"--drop {quoted(name)}" for name in refused)
+            )
         if not numbers and not categories:
             raise TableError(f"besides the target {target!r} there is no column to predict from.")
         return cls(target, numbers, categories, left_out)
@@ -171,18 +181,13 @@ def check_name(frame: pd.DataFrame, name: str, option: str) -> None:
     raise TableError(f"{option} {name!r} is no column of the table; {hint}")
 
 
-def check_categories(name: str, column: pd.Series) -> None:
-    """Raise for columns that are neither numbers nor categories."""
+def no_categories(column: pd.Series) -> str:
+    """What a column holds that is neither numbers nor categories; empty where it is either."""
     if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
-        raise TableError(
-            f"the column {name!r} holds dates; leave it out: --drop {quoted(name)}, or make numbers of it."
-        )
+        return "dates"
     distinct = as_words(column).nunique()
-    if distinct > FEW and distinct > len(column) / 2:
-        raise TableError(
-            f"the column {name!r} holds {distinct:,} different texts in {len(column):,} rows, which are no categories; leave it "
-            f"out: --drop {quoted(name)}"
-        )
+    many = distinct > FEW and distinct > len(column) / 2
+    return f"{distinct:,} different texts in {len(column):,} rows" if many else ""
 
 
 def is_number(column: pd.Series) -> bool:

@@ -55,7 +55,7 @@ def class_coverage(sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike
 def class_coverage_gap(
     sets: npt.ArrayLike, y: npt.ArrayLike, confidence_level: float = 0.9, classes: npt.ArrayLike | None = None
 ) -> Gap:
-    """|coverage of a label − confidence_level|: the mean over the labels found in ``y``, and the worst.
+    """How far the coverage of a label is from the level, up or down: the mean over the labels found in ``y``, and the worst.
 
     The standard errors are those of the coverages (a gap is never negative, so near 0 it is biased upwards, the more the fewer the points;
     the worst of several is, too).
