@@ -31,6 +31,9 @@ class ClusterError(RuntimeError):
 
 def workers(n_jobs: int | None, parts: Parts) -> int:
     """Number of tasks that run at once; waits a moment for a cluster that has no worker yet."""
+    client = cluster()
+    if client is not None and client.status != "running":
+        raise lost(parts, f"its client is {client.status}")
     try:
         return int(joblib.effective_n_jobs(n_jobs))
     except TimeoutError as error:
