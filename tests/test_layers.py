@@ -22,7 +22,10 @@ LAYERS = {
     "table": [],
     "convex": ["convex"],
     "curvature": ["problem", *(f"curvature.{name}" for name in ("base", "structured", "layers", "kronecker"))],
-    "scores": ["problem", "convex", "curvature.base", "pvalues", "scores.base", "scores.checkpoint", "scores.kernels"],
+    "scores": [
+        *["problem", "convex", "curvature.base", "pvalues"],
+        *["scores.base", "scores.checkpoint", "scores.kernels", "scores.tasks"],
+    ],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},
     "comparison": [*BELOW_ESTIMATORS, *SERVICES, "estimators"],

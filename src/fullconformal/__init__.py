@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from fullconformal.estimators.jackknife import JackknifePlusClassifier
     from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
+    from fullconformal.scores.tasks import ClusterError
     from fullconformal.storage import StorageError
 
 __version__ = "0.1.0"
 __all__ = [
     "AggregatedConformalClassifier",
     "CVPlusClassifier",
+    "ClusterError",
     "ConformalWarning",
     "CrossConformalClassifier",
     "FullConformalClassifier",
@@ -32,6 +34,7 @@ __all__ = [
 # Imported when first asked for: the command line's --help must not wait for torch.
 _HOMES = {
     "AggregatedConformalClassifier": "fullconformal.estimators.split",
+    "ClusterError": "fullconformal.scores.tasks",
     "ConformalWarning": "fullconformal.estimators.base",
     "CrossConformalClassifier": "fullconformal.estimators.cross",
     "CVPlusClassifier": "fullconformal.estimators.cross",

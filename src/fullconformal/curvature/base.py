@@ -160,7 +160,10 @@ class DenseCurvature(Curvature):
 
     def factor(self, problem: Problem, memory: int = 2**28) -> DenseFactor:
         """Form and factorise 𝓗 in float64; the factor is returned in the problem's dtype."""
-        H = self.matrix(problem).double()
+        return self.factor_of(self.matrix(problem).double(), problem)
+
+    def factor_of(self, H: Tensor, problem: Problem) -> DenseFactor:
+        """Factorise 𝓗 (p, p), float64, which is overwritten."""
         check_finite(H)
         fix_gauge(H, problem.gauge())
         floor = float(problem.penalty.min()) if self.semidefinite else -1.0

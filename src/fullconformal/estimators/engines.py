@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any
 
@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fullconformal.convex import Change, LinearBag
-from fullconformal.curvature import GGN, Curvature
+from fullconformal.curvature import GGN, Curvature, Factor
 from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.estimators import shards
 from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.fitting import Settings, fit_foreign, fit_problem, to_tensor
+from fullconformal.estimators.shards import Fit, Work
 from fullconformal.models.adapters import is_skorch
 from fullconformal.problem import Problem
-from fullconformal.scores.base import Progress, Training, all_scores, count_scores, prepare
+from fullconformal.scores.base import Counts, Progress, Training, all_scores, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.exact import exact_counts
 from fullconformal.scores.indirect import indirect
@@ -53,6 +55,7 @@ class Query:
         None  # weights (n,) and class_conditional are what `weight` is made of; separable engines read these
     )
     class_conditional: bool = False
+    work: Work = field(default_factory=Work)
 
 
 class Engine(ABC):
@@ -113,18 +116,21 @@ class Influence(Differentiable):
 
     def __init__(
         self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str, held: str = "",
-        foretold: tuple[str, ...] = (),
+        foretold: tuple[str, ...] = (), fit: Fit | None = None,
     ):  # fmt: skip
-        """`held` names the parameters that the curvature leaves out, `foretold` what the curvatures considered would take."""
+        """`held` names the parameters that the curvature leaves out, `foretold` what the curvatures considered would take.
+
+        `fit` shares the work out where it is given.
+        """
         super().__init__(problem)
-        factor = curvature.factor(problem, memory // 4)
-        # One product with all of 𝓗⁻¹g_i costs 2np a test point (C times for parameters whose rows are written out), pruning at most
-        # C half-solves; small products beat bookkeeping.
-        written = problem.blocks[0].o if problem.prefix_names else 0
-        product = problem.n * (problem.p + (problem.n_classes - 1) * written)
-        dense = product < max(problem.n_classes * factor.flops / 2, SMALL)
-        keep = prune is not True and (dense or not factor.positive_definite)
-        self.training: Training = prepare(problem, factor, memory - factor.nbytes, keep)
+        factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
+        memory -= factor.nbytes
+        self.training: Training
+        if fit is None:
+            self.training = prepare(problem, factor, memory, keeps_solved(problem, factor, prune))
+        else:
+            known = fit.influences(problem, factor, memory)
+            self.training = Training(problem, factor, *known, None, None, memory)
         self.name, self.damping_chosen = name, curvature.damping is None
         self.held, self.foretold = held, foretold
         self.curvature: Curvature | None = curvature
@@ -137,18 +143,50 @@ class Influence(Differentiable):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, training = self.inputs(X), self.training
         weight = None if query.weight is None else torch.as_tensor(query.weight, device=X.device)
-        prunable = query.approximation == "direct" and training.factor.positive_definite
-        # Other schemes than the deleted need ŝ anyway, which is most of the cost of pruning.
-        cheaper = training.solved is None or query.q < 1
-        if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
-            out = pruned_counts(training, X, query.q, weight, query.progress)
-        else:
-            out = count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight, query.progress)
+        if query.work.shared:
+            asked = Query(query.q, query.approximation, query.prune)
+            key = repr((asked.q, asked.approximation, type(training.factor).__name__, training.factor.damping))
+            rule = partial(shard_counts, query=asked)
+            greater, equal = shards.counts(training, X, weight, rule, key, query.work, query.progress)
+            return greater, equal
+        out = influence_counts(training, X, weight, query)
         return out.greater, out.equal
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         alpha, tau = all_scores(APPROXIMATIONS[query.approximation], self.training, self.inputs(X), query.q)
         return alpha.double().cpu().numpy(), tau.double().cpu().numpy()
+
+
+def keeps_solved(problem: Problem, factor: Factor, prune: bool | str) -> bool:
+    """Whether to hold 𝓗⁻¹g_i of all points.
+
+    One product with all of them costs 2np a test point (C times for parameters whose rows are written out), pruning at most C half-solves;
+    small products beat bookkeeping.
+    """
+    written = problem.blocks[0].o if problem.prefix_names else 0
+    product = problem.n * (problem.p + (problem.n_classes - 1) * written)
+    dense = product < max(problem.n_classes * factor.flops / 2, SMALL)
+    return prune is not True and (dense or not factor.positive_definite)
+
+
+def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query: Query) -> Counts:
+    """Counts for the candidates of every x in X (m, ...), pruned where that is cheaper."""
+    prunable = query.approximation == "direct" and training.factor.positive_definite
+    # Other schemes than the deleted need ŝ anyway, which is most of the cost of pruning.
+    cheaper = training.solved is None or query.q < 1
+    if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
+        return pruned_counts(training, X, query.q, weight, query.progress)
+    return count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight, query.progress)
+
+
+def shard_counts(
+    problem: Problem, factor: Factor, memory: int, known: tuple[Tensor, Tensor], X: Tensor, weight: Tensor | None,
+    query: Query,
+) -> FloatArray:  # fmt: skip
+    """Counts (2, m, C) of a shard of the training points, a problem of its own with losses and self-influences known."""
+    training = prepare(problem, factor, memory, keeps_solved(problem, factor, query.prune), known)
+    out = influence_counts(training, X, weight, query)
+    return np.stack([out.greater, out.equal])
 
 
 class Symmetric(Differentiable):
@@ -309,6 +347,8 @@ class Refit(Engine):
 
 def settings_of(estimator: Any) -> list[tuple[str, str]]:
     """All that a classifier's training depends on, as text: its parameters to the last, or a digest of a module's weights."""
+    if estimator is None:
+        return []
     if isinstance(estimator, nn.Module):
         state = estimator.state_dict().items()
         return [("", repr(estimator)), *((k, sha256(v.cpu().numpy().tobytes()).hexdigest()) for k, v in state)]

@@ -32,6 +32,7 @@ from fullconformal.estimators.engines import (
     Query,
     Refit,
     Symmetric,
+    settings_of,
 )
 from fullconformal.estimators.fitting import (
     Settings,
@@ -42,6 +43,7 @@ from fullconformal.estimators.fitting import (
 )
 from fullconformal.estimators.large import check_stream, fitted_engine, prefit_engine
 from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions
+from fullconformal.estimators.shards import Fit, Work, say_nothing
 from fullconformal.estimators.streams import Stream, is_mapped, is_stream
 
 
@@ -96,9 +98,11 @@ class FullConformalClassifier(FullOptions):
     memory_budget : float, default=4.0
         GiB that the curvature, what is kept of the training points, and the blocks may take together.
     n_jobs : int, optional
-        Workers for refits (``method="exact"`` of models without a fast solver); any joblib backend.
+        Workers for refits (``method="exact"`` of models without a fast solver) and for influence, as joblib counts them. Inside
+        ``joblib.parallel_config(backend="dask")`` the work goes to Dask's cluster, whatever n_jobs is. By default one process.
     checkpoint : path, optional
-        Folder for what refits have finished: a killed `predict_p` started again goes on from there.
+        Folder for the parts that refits and influence have finished: a killed `fit` or `predict_p` started again with the same data and
+        options goes on from there. Without `random_state` training is then seeded by 0, so that it is the same again.
     random_state : int, RandomState or None, default=None
         Seeds training and the smoothing of p-values.
     verbose : int, default=0
@@ -169,8 +173,8 @@ class FullConformalClassifier(FullOptions):
                 max_epochs=self.max_epochs,
                 device=self._device(),
                 dtype=DTYPES[self.dtype],
-                # Refits must be the same when a killed run is started again.
-                seed=0 if self.method == "exact" and self.random_state is None else self._seed(),
+                # Fits must be the same when a killed run is started again.
+                seed=0 if self._resumes and self.random_state is None else self._seed(),
                 head=self.head,
                 progress=progress,
             )
@@ -207,7 +211,8 @@ class FullConformalClassifier(FullOptions):
         streams = self.curvature == "last_layer_kron" or (self.curvature == "last_layer" and is_mapped(X))
         if streams and self.prefit and self.head is None and isinstance(final, nn.Module):
             return prefit_engine(self, Stream(X, y), settings.progress, n_classes)
-        problem = fit_problem(final, X, y, self.classes_, settings)
+        fit = self._open_fit(final, X, y, settings)
+        problem = (fit.problem if fit else fit_problem)(final, X, y, self.classes_, settings)
         if self.method_ != "influence":
             return (Symmetric if self.method_ == "symmetric" else Exact)(problem, memory)
         if self.curvature == "last_layer_kron":
@@ -219,7 +224,26 @@ class FullConformalClassifier(FullOptions):
         if self.verbose:
             print(f"curvature {choice.name}, of what was considered: {'; '.join(foretold)}")
         name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
-        return Influence(hold_fixed(problem, keep), choice.curvature, name, memory, self.prune, held, foretold)
+        return Influence(hold_fixed(problem, keep), choice.curvature, name, memory, self.prune, held, foretold, fit)
+
+    @property
+    def _resumes(self) -> bool:
+        return self.method == "exact" or self.checkpoint is not None
+
+    def _work(self) -> Work:
+        """Who does the work of influence."""
+        return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
+
+    def _open_fit(self, final: Any, X: Any, y: Any, settings: Settings) -> Fit | None:
+        """The parts of a fit that is shared out, or None."""
+        if self.method_ != "influence" or self.curvature == "last_layer_kron" or not self._work().shared:
+            return None
+        if self.prefit and not isinstance(final, nn.Module):  # whose parameters do not tell what it has learned
+            final = fit_problem(final, X, y, self.classes_, settings).model
+        key = (settings_of(final), settings.l2, settings.prefit, settings.max_epochs, settings.seed, settings.head)
+        return Fit.open(
+            self._work(), X, y, repr((*key, str(settings.dtype), self.curvature, self.damping, self.memory_budget))
+        )
 
     def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool, transformed: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
@@ -282,7 +306,7 @@ class FullConformalClassifier(FullOptions):
         return self._recalibrated(X, pvalues.p_values(greater, equal, total, own), weights, uniform)
 
     def _query(self, weight: Any = None, progress: Any = None) -> Query:
-        return Query(SCHEMES[self.scheme], self.approximation, self.prune, weight, progress)
+        return Query(SCHEMES[self.scheme], self.approximation, self.prune, weight, progress, work=self._work())
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""

@@ -1,4 +1,4 @@
-"""A folder of finished scores: written as they come, whole or not at all, and refused where they belong to another problem."""
+"""A folder of finished parts: written as they come, whole or not at all, and refused where they belong to another problem."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ Array = npt.NDArray[Any]
 Report = Callable[[str], None]
 
 
-def fingerprint(X: Array, y: Array, X_test: Array, n_classes: int, q: float, key: str) -> str:
-    """A digest of everything the scores depend on."""
-    digest = sha256(repr((n_classes, int(q), key)).encode())
-    for array in (X, y, X_test):
+def fingerprint(key: str, *arrays: Array) -> str:
+    """A digest of everything that parts depend on: settings, as text, and arrays."""
+    digest = sha256(key.encode())
+    for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Finished scores in a folder, each file with its checksum in its name; nothing is kept where there is no folder."""
+    """Finished parts in a folder, each file with its checksum in its name; nothing is kept where there is no folder."""
 
     folder: Path | None
     say: Report
 
-    def open(self, header: dict[str, Any]) -> None:
-        """Make the folder, or make sure that it holds scores of the same problem."""
+    def open(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Make the folder, or make sure that it holds parts of the same problem; returns the header that it was made with."""
         if self.folder is None:
-            return
+            return header
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "header.json"
         if not path.exists() and not self.files(r".*"):
             self.replace(path.name, json.dumps(header, indent=1).encode())
-            return
+            return header
         try:
-            known = json.loads(path.read_bytes())["fingerprint"]
+            found: dict[str, Any] = json.loads(path.read_bytes())
+            known = found["fingerprint"]
         except (OSError, ValueError, TypeError, KeyError):
             known = None
         if known != header["fingerprint"]:
@@ -55,6 +56,7 @@ class Parts:
             raise ValueError(
                 f"checkpoint={str(self.folder)!r} holds {what}; choose another folder, or delete this one."
             )
+        return found
 
     def files(self, name: str) -> list[tuple[Path, re.Match[str]]]:
         """The parts whose name matches a pattern, with name and checksum."""
@@ -63,20 +65,20 @@ class Parts:
         return [(path, match) for path, match in matches if match]
 
     def read(self, name: str) -> Iterator[tuple[str, FloatArray]]:
-        """Name and scores of the parts whose name matches; those that are not whole are deleted, and said to be."""
+        """Name and content of the parts whose name matches; those that are not whole are deleted, and said to be."""
         for path, match in self.files(name):
             content = path.read_bytes()
             if f"{zlib.crc32(content):08x}" == match[2]:
                 yield match[1], np.load(io.BytesIO(content), allow_pickle=False)
             else:
                 path.unlink()
-                self.say(f"{path} is damaged; its refits are done again")
+                self.say(f"{path} is damaged; what it held is computed again")
 
-    def write(self, name: str, scores: FloatArray) -> None:
+    def write(self, name: str, content: FloatArray) -> None:
         """Add a part."""
         if self.folder is not None:
             buffer = io.BytesIO()
-            np.save(buffer, scores, allow_pickle=False)
+            np.save(buffer, content, allow_pickle=False)
             self.replace(f"{name}.{zlib.crc32(buffer.getvalue()):08x}.npy", buffer.getvalue())
 
     def replace(self, name: str, content: bytes) -> None:

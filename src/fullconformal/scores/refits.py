@@ -22,13 +22,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import numpy.typing as npt
 
 from fullconformal import pvalues
 from fullconformal.pvalues import FloatArray
 from fullconformal.scores.checkpoint import Parts, fingerprint
+from fullconformal.scores.tasks import finished, workers
 
 Array = npt.NDArray[Any]
 LogProbability = Callable[[Array], Array]
@@ -109,7 +109,8 @@ def refit_counts(
     n, m = len(X), len(X_test)
     refits = Refits.of(fit_score, X, y, n_classes, X_test, q == 1)
     parts = Parts(None if checkpoint is None else Path(checkpoint), say)
-    parts.open({"fingerprint": fingerprint(X, y, X_test, n_classes, q, key), "key": key, "q": int(q), "n": n, "m": m})
+    digest = fingerprint(repr((n_classes, int(q), key)), X, y, X_test)
+    parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
     order = np.zeros((m * n_classes, n), dtype=np.int8)  # of α_i against α_{n+1}
     if refits.total:
         tau, seconds = candidate_scores(refits, parts) if q else (None, [])
@@ -131,42 +132,31 @@ def run(
     """First number and scores of every range of fits: those kept, one or two that are timed, then the others as they finish."""
     done = np.zeros(refits.total, dtype=bool)
 
-    def finished(start: int, scores: FloatArray, new: bool = True) -> tuple[int, FloatArray]:
-        if new:
-            parts.write(f"{start}-{start + len(scores)}", scores)
+    def counted(name: str, scores: FloatArray) -> tuple[int, FloatArray]:
+        start = int(name.split("-")[0])
         done[start : start + len(scores)] = True
         if progress is not None:
             progress(int(done.sum()), refits.total)
         return start, scores
 
     for name, scores in parts.read(r"\d+-\d+"):
-        yield finished(int(name.split("-")[0]), scores, new=False)
+        yield counted(name, scores)
     before = int(done.sum())
     for fit in np.flatnonzero(~done)[:2].tolist():
         if len(seconds) < 2 and min(seconds, default=0.0) < TASK_SECONDS:
             began = time.perf_counter()
-            result = refits.scores(fit, fit + 1)
+            scores = refits.scores(fit, fit + 1)
             seconds = [*seconds, time.perf_counter() - began]
-            yield finished(*result)
+            parts.write(f"{fit}-{fit + 1}", scores)
+            yield counted(f"{fit}-{fit + 1}", scores)
     left = np.flatnonzero(~done)
     if len(left):
-        workers = joblib.effective_n_jobs(n_jobs)
-        say(estimate(len(left), before, seconds[-1], workers))
-        ranges = tasks(left, refits.stride, seconds[-1], workers)
-        for result in as_finished([joblib.delayed(refits.scores)(*ends) for ends in ranges], n_jobs, 4 * workers):
-            yield finished(*result)
-
-
-def as_finished(calls: list[Any], n_jobs: int | None, wave: int) -> Iterator[Any]:
-    """Results of joblib's calls as they come; wave by wave from a backend that gives back lists only."""
-    try:
-        pool = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    except ValueError:
-        pool = joblib.Parallel(n_jobs=n_jobs)
-        for at in range(0, len(calls), wave):
-            yield from pool(calls[at : at + wave])
-    else:
-        yield from pool(calls)
+        staff = workers(n_jobs, parts)
+        say(estimate(len(left), before, seconds[-1], staff))
+        ranges = tasks(left, refits.stride, seconds[-1], staff)
+        calls = {f"{start}-{stop}": (refits.scores, start, stop) for start, stop in ranges}
+        for name, scores in finished(calls, parts, n_jobs):
+            yield counted(name, scores)
 
 
 def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[float]]:
@@ -215,8 +205,8 @@ class Refits:
         """Fits of all candidates, that on Z alone left out."""
         return self.candidate_hashes.size * self.stride
 
-    def scores(self, start: int, stop: int) -> tuple[int, FloatArray]:
-        """Start, and the scores of fits start to stop: α_i (k, 1) where deleted, α_1, ..., α_{n+1} (k, n+1) where ordinary."""
+    def scores(self, start: int, stop: int) -> FloatArray:
+        """Scores of fits start to stop: α_i (k, 1) where deleted, α_1, ..., α_{n+1} (k, n+1) where ordinary."""
         n, rows = len(self.y), []
         for fit in range(start, stop):
             candidate, i = divmod(fit, self.stride)
@@ -228,7 +218,7 @@ class Refits:
             predict = self.fit_score(self.points[index[bag]], y[bag])
             losses = self.losses(predict, self.points[index[scored]])
             rows.append(losses[np.arange(len(losses)), y[scored]])
-        return start, np.stack(rows)
+        return np.stack(rows)
 
     def candidate_scores(self) -> FloatArray:
         """Losses (m, C) of the candidates under the fit on Z; one point at a time, as a training point is scored."""
