@@ -80,7 +80,7 @@ def main(seed: int) -> None:
     page = [
         "# Curvatures against the exact Gauss–Newton matrix", "",
         f"Digits, all images that are not trained on are tested, seed {seed}, l2 = 1e-3, float64; `python benchmarks/curvatures.py`. Times "
-        "are of one run, fit without training.",
+        "are of one run on two shared cores, fit without training: good for orders of magnitude.",
     ]  # fmt: skip
     for network, hidden, points, names in SETTINGS:
         p = sum(q.numel() for q in mlp(64, hidden, 10).parameters())
