@@ -33,6 +33,7 @@ class Factor(ABC):
     floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
     positive_definite: bool = True
     has_half: bool = True
+    travels: bool = True  # whether it can go to another process, without the training points
     accuracy: float = 0.0  # bound of |solve(g) − 𝓗⁻¹g| relative to |𝓗⁻¹g|, in the norm of 𝓗; 0: rounding only
 
     @property

@@ -32,6 +32,7 @@ class CGFactor(Factor):
     floor: float
     accuracy: float = 0.0
     has_half = False
+    travels = False
 
     @property
     def nbytes(self) -> int:

@@ -126,7 +126,7 @@ class Influence(Differentiable):
         factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
         memory -= factor.nbytes
         self.training: Training
-        if fit is None:
+        if fit is None or not factor.travels:
             self.training = prepare(problem, factor, memory, keeps_solved(problem, factor, prune))
         else:
             known = fit.influences(problem, factor, memory)
@@ -143,7 +143,7 @@ class Influence(Differentiable):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, training = self.inputs(X), self.training
         weight = None if query.weight is None else torch.as_tensor(query.weight, device=X.device)
-        if query.work.shared:
+        if training.factor.travels and query.work.shared:
             asked = Query(query.q, query.approximation, query.prune)
             key = repr((asked.q, asked.approximation, type(training.factor).__name__, training.factor.damping))
             rule = partial(shard_counts, query=asked)

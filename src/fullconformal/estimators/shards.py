@@ -31,6 +31,7 @@ from fullconformal.scores.tasks import Call, cluster, finished, workers
 
 TASKS = 4  # a worker: who is done early takes another
 POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block
+LIGHT = 2**20  # bytes
 #: counts (2, m, C) of a sub-bag with its factor, memory and known (ℓ, s), for objects X (m, ...) and weights (n, C)
 Rule = Callable[[Problem, Factor, int, tuple[Tensor, Tensor], Tensor, Tensor | None], FloatArray]
 
@@ -61,10 +62,15 @@ class Work:
 
 
 class Cargo:
-    """Goes to workers: of its tensors only what is seen of them; its size is told, so that Dask sends it once, not with every task."""
+    """Goes to workers: of its tensors only what is seen of them.
+
+    Its size is told where it is large, so that Dask sends it to the workers once. What is light goes along with every task: data that
+    were sent apart are lost with the worker that has them, and their tasks must be started again.
+    """
 
     def __sizeof__(self) -> int:
-        return 2**10 + sum(nbytes(value) for value in vars(self).values())
+        size = sum(nbytes(value) for value in vars(self).values())
+        return size if size > LIGHT else 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(self).items()}

@@ -1,13 +1,14 @@
 """Tasks that joblib runs on this machine or on a cluster, their results kept as they come.
 
-A worker that is lost costs the tasks it had: Dask gives them to another, and where that cannot be (data that only it held, a pool of
-processes that is broken) what is unfinished is started again here. A cluster that is lost is an error of its own, which says where
-the finished parts are.
+A worker that is lost costs the tasks it had: Dask gives them to another, and where that cannot be (data that only it held or was about
+to get, a pool of processes that is broken) what is unfinished is started again here. A cluster that is lost is an error of its
+own, which says where the finished parts are.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
@@ -21,8 +22,10 @@ from fullconformal.scores.checkpoint import Parts
 
 Call = tuple[Any, ...]  # a function and its arguments
 
-ATTEMPTS = 3  # at the same tasks, without one more of them finished
-IDLE = 600.0  # seconds for which a cluster with workers may have no task of ours: large data may be on their way
+ATTEMPTS = 5  # at the same tasks, without one more of them finished
+IDLE = 30.0  # seconds for which workers may have no task of ours, as large data are on their way; twice as many at each attempt
+# Dask's loss of data, a pool's loss of a process, joblib's end of patience (its own type), joblib's wait for a first worker.
+TROUBLE = (CancelledError, BrokenExecutor, multiprocessing.TimeoutError, TimeoutError)
 
 
 class ClusterError(RuntimeError):
@@ -51,26 +54,26 @@ def finished(calls: Mapping[str, Call], parts: Parts, n_jobs: int | None) -> Ite
     while left:
         before, client = len(left), cluster()
         try:
-            for name, result in as_finished(left, n_jobs):
+            for name, result in as_finished(left, n_jobs, IDLE * 2**attempts):
                 parts.write(name, result)
                 del left[name]
                 yield name, result
         except Exception as error:
-            gone = client is not None and (isinstance(error, TimeoutError) or client.status != "running")
-            if not gone and not isinstance(error, (CancelledError, BrokenExecutor)):
+            gone = client is not None and not staffed(client)
+            if not gone and not isinstance(error, TROUBLE):
                 raise
             attempts = attempts + 1 if len(left) == before else 1
             if gone or attempts == ATTEMPTS:
-                reason = str(error) or "no worker is left, or tasks end their workers"
+                reason = str(error) or ("no worker is left" if gone else "its workers do not finish their tasks")
                 raise lost(parts, f"{reason}; {len(left)} of {len(calls)} parts are unfinished") from error
             parts.say(f"workers were lost: {len(left)} parts are started again")
 
 
-def as_finished(calls: Mapping[str, Call], n_jobs: int | None) -> Iterator[tuple[str, FloatArray]]:
+def as_finished(calls: Mapping[str, Call], n_jobs: int | None, idle: float) -> Iterator[tuple[str, FloatArray]]:
     """Name and result of joblib's calls as they come; wave by wave from a backend that gives back lists only."""
     jobs = [joblib.delayed(_named)(name, *call) for name, call in calls.items()]
     backend = get_active_backend()[0]
-    patience = Patience(backend.client, backend.wait_for_workers_timeout) if cluster() is not None else None
+    patience = Patience(backend.client, backend.wait_for_workers_timeout, idle) if cluster() is not None else None
     try:
         pool = joblib.Parallel(n_jobs=n_jobs, batch_size=1, return_as="generator_unordered", timeout=patience)
     except ValueError:
@@ -97,20 +100,30 @@ def lost(parts: Parts, reason: str) -> ClusterError:
     return ClusterError(f"the cluster is lost ({reason}). {kept[0].upper()}{kept[1:]}")
 
 
-class Patience(float):
-    """A timeout for joblib, which asks whether it is below the time waited while no result comes: only once the cluster is lost.
+def staffed(client: Any) -> bool:
+    """Whether a cluster can be reached and has workers."""
+    try:
+        return client.status == "running" and bool(client.ncores())
+    except (OSError, TimeoutError):
+        return False
 
-    Dask waits for workers for ever, and joblib for a task that Dask has given up: both look like a long task from here.
+
+class Patience(float):
+    """A timeout for joblib, which asks whether it is below the time waited while no result comes: once nothing goes on, not before.
+
+    Dask waits for workers for ever, and joblib for tasks that Dask has given up or never got, because a worker died while data went
+    to it: all look like a long task from here.
     """
 
     client: Any
     grace: float
+    idle: float
     asked: float
     well: float
 
-    def __new__(cls, client: Any, grace: float) -> Patience:
+    def __new__(cls, client: Any, grace: float, idle: float) -> Patience:
         self = super().__new__(cls, math.inf)
-        self.client, self.grace = client, grace
+        self.client, self.grace, self.idle = client, grace, idle
         self.asked = self.well = time.monotonic()
         return self
 
@@ -119,18 +132,16 @@ class Patience(float):
         if now - self.asked < 1:
             return False
         silent = now - self.asked > 10  # results came meanwhile, so nobody asked
-        staffed, busy = self.state()
-        now = self.asked = time.monotonic()
-        if silent or (staffed and busy):
-            self.well = now
-        return now - self.well > (IDLE if staffed else self.grace)
+        manned = staffed(self.client)
+        if silent or (manned and self.busy()):
+            self.well = time.monotonic()
+        self.asked = time.monotonic()
+        return self.asked - self.well > (self.idle if manned else self.grace)
 
-    def state(self) -> tuple[bool, bool]:
-        """Whether there are workers, and whether they have tasks or results of joblib's."""
-        if self.client.status != "running":
-            return False, False
+    def busy(self) -> bool:
+        """Whether the workers have tasks or results of joblib's."""
         try:
             held = [*self.client.processing().values(), *self.client.has_what().values()]
-            return bool(self.client.ncores()), any(str(key).startswith("batch_of_") for keys in held for key in keys)
         except (OSError, TimeoutError):
-            return False, False
+            return False
+        return any(str(key).startswith("batch_of_") for keys in held for key in keys)
