@@ -74,7 +74,7 @@ def pruned_counts(
     floor = training.factor.floor
     room = training.memory // 16 // X.element_size()
     # Not more solves for the points kept than they can save, nor more than there is room for.
-    kept = min(problem.n // KEPT, m * n_classes // 8, room // (3 * problem.p)) if q == 1 and floor > 0 else 0
+    kept = min(problem.n // KEPT, m * n_classes // 8, 4 * room // (3 * problem.p)) if q == 1 and floor > 0 else 0
     bag = _Sorted(training, order[: problem.n - kept], q, weight)
     counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=X.device)
     left = torch.ones_like(loss, dtype=torch.bool)
