@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import fullconformal
 from fullconformal import data, metrics, models
 from fullconformal.cli import main
+from fullconformal.estimators.options import CURVATURES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p for p in (ROOT / "docs").rglob("*.rst") if not {"_build", "gallery", "generated"} & set(p.parts))
@@ -115,6 +116,19 @@ def test_every_block_is_checked():
 def test_the_reference_lists_every_public_name(module):
     listed = set((ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split())
     assert set(module.__all__) <= listed
+
+
+def test_the_reference_and_the_guide_list_every_curvature():
+    listed = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
+    guide = (ROOT / "docs" / "howto" / "large.rst").read_text(encoding="utf-8")
+    for name, curvature in CURVATURES.items():
+        assert curvature.__name__ in listed and f'``"{name}"``' in guide, name
+
+
+def test_formulas_keep_to_what_is_read_right():
+    r"""docutils takes \tfrac12 x for 12/x, and sets the index of \hat g_y below the letter."""
+    for page in PAGES:
+        assert not re.search(r"\\t?frac(?!\{)|\\(?:hat|bar) ?\w_", page.read_text(encoding="utf-8")), page
 
 
 def test_blocks_and_commands_are_found():
