@@ -1,5 +1,7 @@
 """Scores and p-values against the paper's Algorithm 2, point by point; pruned against unpruned."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from oracles import Oracle, algorithm_2, newton_scores
 
 from fullconformal import pvalues
+from fullconformal.models import mlp
 from fullconformal.problem import Problem, softmax_curvature
-from fullconformal.scores.base import all_scores, count_scores, prepare
+from fullconformal.scores.base import all_scores, count_excess, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton, removal
@@ -141,6 +144,45 @@ def test_pruned_equals_unpruned_with_points_kept_and_many_groups(conditional, me
         assert np.array_equal(dense.equal, pruned.equal)
         assert pruned.touched < 0.5
         assert q < 1 or pruned.solved < 0.7
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_pruned_equals_unpruned_with_the_root_written_out(conditional, kept):
+    """So many candidates that L⁻ᵀ is formed and all labels of an object are solved for together; with L⁻¹g_i kept and not."""
+    torch.manual_seed(0)
+    model = mlp(12, (11,), 4).double().eval()
+    X, Xt, y = torch.randn(600, 12).double(), torch.randn(120, 12).double(), torch.randint(0, 4, (600,))
+    Xt[:20] = X[:20]  # which tie with themselves
+    problem = Problem(model, X, y, 5.0)
+    assert 128 < problem.p <= 120 * 4 // 2
+    training = prepare(problem, CURVATURES["ggn"](0.1).factor(problem), 2**28, keep_solved=False)
+    assert training.halved is not None
+    training = training if kept else replace(training, halved=None)
+    weight = pvalues.comparison_weight(y.numpy(), 4, class_conditional=conditional)
+    weight = None if weight is None else torch.as_tensor(weight)
+    for q in (1.0, 0.5):
+        dense, pruned = count_scores(direct, training, Xt, q, weight), pruned_counts(training, Xt, q, weight)
+        assert np.array_equal(dense.greater, pruned.greater)
+        assert np.array_equal(dense.equal, pruned.equal) and dense.equal.sum() >= 20
+
+
+@given(seed=SEEDS, ties=st.integers(0, 3), dtype=st.sampled_from([torch.float64, torch.float32]))
+@settings(max_examples=30, deadline=None)
+def test_signs_summed_as_bits_count_as_comparisons_do(seed, ties, dtype):
+    rng = torch.Generator().manual_seed(seed)
+    excess = torch.randn(3, 2, 40, generator=rng).to(dtype)
+    excess[..., 7] = -torch.inf
+    slack, own = torch.rand(40, generator=rng).to(dtype) * 1e-6, torch.full((3, 2, 1), 1e-6, dtype=dtype)
+    for k in range(ties):
+        excess[k, 0, k] = (-1) ** k * 0.9e-6
+    for weight in (None, torch.rand(2, 40, generator=rng, dtype=torch.float64)):
+        got, expected = (
+            count_excess(excess, slack, own, weight),
+            pvalues.count(excess, 0.0, (slack, own), weight, axis=-1),
+        )
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(torch.zeros(3, 2) + got[1], torch.zeros(3, 2) + expected[1])
 
 
 def test_a_training_point_as_candidate_ties_with_itself():

@@ -102,3 +102,9 @@ def test_losses_and_residuals_keep_their_digits_where_the_model_is_sure():
         r = residuals(logits.to(dtype), y).double()
         assert ((r[:, 0] + torch.expm1(-exact).neg()).abs() / exact < tol + EPS * (gap + 10)).all()
         assert torch.equal(candidate_losses(logits.to(dtype))[:, 0].double(), got)
+        for label in (1, 2):  # losses up to 91
+            every, own = (
+                candidate_losses(logits.to(dtype))[:, label],
+                losses(logits.to(dtype), torch.full_like(y, label)),
+            )
+            assert ((own - every).abs() < 4 * torch.finfo(dtype).eps * (gap + 10)).all()

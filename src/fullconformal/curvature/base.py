@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fullconformal.problem import Problem
 
+SMALL = 128  # parameters up to which a product costs less than a solve
+
 
 class CurvatureError(ValueError):
     """The curvature cannot be formed or factorised."""
@@ -80,7 +82,7 @@ class DenseFactor(Factor):
     damping: float
     smallest_eigenvalue: float
     floor: float
-    inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves
+    inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
 
     @property
     def positive_definite(self) -> bool:  # type: ignore[override]
@@ -173,7 +175,7 @@ class DenseCurvature(Curvature):
 
 def check_finite(H: Tensor) -> None:
     """Raise where something overflowed."""
-    if not torch.isfinite(H).all():
+    if not math.isfinite(H.sum()):
         raise CurvatureError("the curvature has entries that are not finite: the loss or the parameters overflow")
 
 
@@ -207,11 +209,11 @@ def softmax_root(logits: Tensor) -> Tensor:
 def smallest_eigenvalue(solve: Callable[[Tensor], Tensor], like: Tensor, steps: int = 4) -> float:
     """Smallest eigenvalue of 𝓗 ≻ 0 by inverse iteration with rows like (p,); an upper estimate, close after a few steps."""
     v = torch.randn(1, len(like), dtype=like.dtype, device=like.device, generator=_generator(like))
-    norm = 0.0
+    norm = torch.linalg.vector_norm(v)
     for _ in range(steps):
-        v = solve(v / v.norm())
-        norm = float(v.norm())
-    return 1.0 / norm if norm and math.isfinite(norm) else 0.0
+        v = solve(v / norm)
+        norm = torch.linalg.vector_norm(v)
+    return 1.0 / float(norm) if norm and math.isfinite(norm) else 0.0
 
 
 def _generator(like: Tensor) -> torch.Generator:
@@ -239,7 +241,7 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     if L is not None:
         bound = max(floor + n * rung, 0.0) if floor >= 0 else 0.0
         smallest = smallest_eigenvalue(lambda v: torch.cholesky_solve(v.mT, L).mT, L[0])
-        if not L.is_cuda:
+        if len(L) > SMALL and not L.is_cuda:
             return DenseFactor(L.to(dtype), None, rung, smallest, bound)
         return DenseFactor(inverse_triangular(L).to(dtype), None, rung, smallest, bound, inverted=True)
     LU, pivots, singular = torch.linalg.lu_factor_ex(H)
@@ -256,6 +258,8 @@ def inverse_triangular(L: Tensor) -> Tensor:
 
 def times_triangular(rows: Tensor, M: Tensor, stripes: int = 8) -> Tensor:
     """rows · Mᵀ (k, p) for a lower triangular M, at 9/16 of the operations of the whole product."""
+    if len(M) <= SMALL:
+        return rows @ M.mT
     step = -(-len(M) // stripes)
     parts = [rows[:, : start + step] @ M[start : start + step, : start + step].mT for start in range(0, len(M), step)]
     return torch.cat(parts, dim=1)

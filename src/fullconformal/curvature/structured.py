@@ -78,7 +78,7 @@ class _Pairs:
             return
         trace = self.problem.trace(X, second=self.exact)
         last = len(self.problem.tail) - 1
-        T = self._transitions(trace.slopes)
+        T = self._transitions(trace.slopes) if len(self.problem.blocks) > 1 else {}
         S = softmax_curvature(trace.logits)
         if self.first is not None:
             self._add_prefix(X, trace.logits, T, trace.inputs)

@@ -256,7 +256,7 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
 
 def first_rows(X: Any, most: int = 20) -> Any:
     """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
-    return _safe_indexing(X, np.arange(min(_num_samples(X), most)))
+    return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
 
 
 def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ their extremes. First for all candidates, without solving for any:
 Then for the candidates left, sorted by τ so that neighbours have the same open blocks:
 
 3. ŝ = |L⁻¹ĝ|² decides blocks again;
-4. 𝓗⁻¹ĝ of a group of neighbours meets the gradients of the blocks open to any of them, one matrix product a group.
+4. L⁻¹ĝ of a group of neighbours meets the L⁻¹g_i of the blocks open to any of them (where those are not kept, 𝓗⁻¹ĝ meets the
+   gradients), one matrix product a group.
 
 A decision must hold by more than the rounding error and the tie tolerance, so the counts are those of the unpruned rule.
 """
@@ -26,10 +27,12 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
-from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, products
+from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, count_excess, products
 
 BLOCK = 64  # training points decided together, at least
-GROUP = {"cpu": 64, "cuda": 512}  # candidates that share a product: a GPU would rather multiply more than start often
+GROUP = {"cpu": 128, "cuda": 512}  # candidates that share a product: a GPU would rather multiply more than start often
+OBJECTS = 128  # whose labels are solved for together
+SMALL = 256  # twice the parameters with which solving costs less than the bookkeeping
 KEPT = 128  # one training point in so many has its 𝓗⁻¹g_i kept
 
 
@@ -47,19 +50,22 @@ class _Sorted:
         self.s = training.self_influence[self.order].clamp_min(0)
         self.b, self.slack = training.loss[self.order] + q * self.s, training.slack[self.order]
         self.low, self.high = self.b.amin(1), self.b.amax(1)
-        self.s_max, self.slack_max = self.s.amax(1), self.slack.amax(1)
-        self.weight = real[..., None].double() if weight is None else weight[self.order] * real[..., None]
+        self.root, self.slack_max = self.s.amax(1).sqrt(), self.slack.amax(1)
+        self.b[~real] = -torch.inf  # never counted
+        self.weight = None if weight is None else weight[self.order] * real[..., None]
         self.real = real.sum(1)
-        self.total = self.weight.sum(1)  # (blocks, 1) or (blocks, C)
+        # (blocks, 1) or (blocks, C)
+        self.total = self.real[:, None].double() if self.weight is None else self.weight.sum(1)
 
     def sieve(self, low: Tensor, high: Tensor, s_hat: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Weight (k,) surely above candidates with τ between low and high, and the blocks left open, (blocks, k)."""
-        reach = (self.s_max[:, None] * s_hat).sqrt() * (1 + eps)
-        margin = 2 * (self.slack_max[:, None] + eps * torch.maximum(low.abs(), high.abs()))
-        surely = self.low[:, None] - reach > high + margin
-        never = self.high[:, None] + reach < low - margin
-        total = self.total if self.total.shape[1] == 1 else self.total[:, y]
-        return (surely * total).sum(0), ~(surely | never) & (total > 0)
+        """Weight surely above candidates with τ between low and high, and whether it is open, of each block, (blocks, k)."""
+        reach = self.root[:, None] * (s_hat.sqrt() * (1 + eps))
+        margin = 2 * eps * torch.maximum(low.abs(), high.abs())
+        surely = (self.low - 2 * self.slack_max)[:, None] - (high + margin) > reach
+        never = (low - margin) - (self.high + 2 * self.slack_max)[:, None] > reach
+        total = self.total if self.weight is None else self.total[:, y]
+        open_ = ~(surely | never)
+        return surely * total, open_ if self.weight is None else open_ & (total > 0)
 
 
 @torch.no_grad()
@@ -89,8 +95,17 @@ def pruned_counts(
     by_tau = torch.argsort(loss[x, y])
     # Where gradients are made again for every group of candidates, groups are as large as they can be.
     room = room if training.gradients is not None else 4 * room
-    for part in by_tau.split(max(1, min(8192, room // (4 * problem.p + 8 * len(bag.b))))):
-        above, equal, products_ = _by_solving(training, bag, X[x[part]], y[part], loss[x[part], y[part]], q)
+    root = None
+    if (
+        len(x) >= 2 * problem.p > SMALL
+        and problem.p**2 <= room
+        and training.factor.has_half
+        and not problem.prefix_names
+    ):
+        root = training.factor.half(torch.eye(problem.p, dtype=X.dtype, device=X.device))
+    for part in by_tau.split(max(1, min(2**14, room // (4 * problem.p + 8 * len(bag.b))))):
+        s_hat, half = _halved(training, root, X, x[part], y[part])
+        above, equal, products_ = _by_solving(training, bag, s_hat, half, y[part], loss[x[part], y[part]], q)
         counts[0, x[part], y[part]] += above
         counts[1, x[part], y[part]] += equal
         formed, done = formed + products_, done + len(part)
@@ -132,49 +147,75 @@ def _without_solving(
     s_hat = squared_norms(ghat) / training.factor.floor
     y = torch.arange(loss.shape[1], device=X.device).repeat(len(X))
     low = loss - (1 - q) * s_hat
-    above, open_ = bag.sieve(low.flatten(), loss.flatten(), s_hat.flatten(), y, eps)
+    sure, open_ = bag.sieve(low.flatten(), loss.flatten(), s_hat.flatten(), y, eps)
     left = open_.any(0).view_as(loss)
-    counts[0] += torch.where(left, 0, above.view_as(loss))
+    counts[0] += torch.where(left, 0, sure.sum(0).view_as(loss))
     return left
 
 
+def _halved(training: Training, root: Tensor | None, X: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What `Factor.influence` gives, ŝ (k,) and L⁻¹ĝ (k, p), of objects x (k,) of X with labels y (k,); root is L⁻ᵀ where written out.
+
+    ĝ_y = D_y ⊗ a in each block of parameters, so a meets the root once for all labels: 2p² operations an object.
+    """
+    problem = training.problem
+    objects, at = torch.unique(x, return_inverse=True)
+    if root is None or 2 * len(objects) > len(x):
+        return training.factor.influence(flat(problem.gradients(X[x], y)))
+    out = X.new_empty(len(x), problem.p)
+    parts = [root[b.start : b.stop].view(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
+    for start in range(0, len(objects), OBJECTS):
+        logits, J = problem.jacobian(X[objects[start : start + OBJECTS]])
+        half = X.new_zeros(*logits.shape, problem.p)
+        for (D, a), part in zip(candidate_gradients(J, logits), parts, strict=True):
+            assert a is not None  # there is no prefix
+            half.baddbmm_(D, (a @ part).view(len(D), D.shape[2], -1))
+        mine = ((at >= start) & (at < start + len(half))).nonzero()[:, 0]
+        out[mine] = half[at[mine] - start, y[mine]]
+    return (out**2).sum(1), out
+
+
 def _by_solving(
-    training: Training, bag: _Sorted, X: Tensor, y: Tensor, loss: Tensor, q: float
+    training: Training, bag: _Sorted, s_hat: Tensor, half: Tensor, y: Tensor, loss: Tensor, q: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight above and tied with candidates (k,) among the training points of the bag, and the number of products formed."""
-    problem, factor, eps = training.problem, training.factor, training.rounding
-    s_hat, half = factor.influence(flat(problem.gradients(X, y)))
-    tau = loss - (1 - q) * s_hat
-    above, open_ = bag.sieve(tau, tau, s_hat, y, eps)
-    equal, formed = torch.zeros_like(above), torch.zeros((), dtype=torch.long, device=X.device)
-    u, size = factor.solved(half), bag.order.shape[1]
-    most = GROUP.get(X.device.type, GROUP["cpu"])
-    width = problem.p if training.gradients is not None else 8 * most  # `_products` sees to what is not kept
-    limit = max(1, training.memory // 16 // (size * width * X.element_size()))
-    for group in torch.argsort(tau).split(most):
-        t = tau[group][:, None]
+    eps, tau = training.rounding, loss - (1 - q) * s_hat
+    order = torch.argsort(tau)
+    s_hat, tau, y = s_hat[order], tau[order, None], y[order]
+    sure, open_ = bag.sieve(tau[:, 0], tau[:, 0], s_hat, y, eps)
+    u = half[order] if training.halved is not None else training.factor.solved(half[order])
+    above, equal = sure.sum(0), torch.zeros(len(u), dtype=torch.float64, device=u.device)
+    formed = torch.zeros((), dtype=torch.long, device=u.device)
+    most = GROUP.get(u.device.type, GROUP["cpu"])
+    kept = training.halved is not None or training.gradients is not None
+    width = u.shape[1] if kept else 8 * most  # `_products` sees to what is not kept
+    limit = max(1, training.memory // 16 // (bag.order.shape[1] * width * u.element_size()))
+    for group in (slice(start, start + most) for start in range(0, len(u), most)):
+        t = tau[group]
         for blocks in open_[:, group].any(1).nonzero()[:, 0].split(limit):
-            k = _products(training, bag, u[group], t, s_hat[group], blocks, eps)
-            w = bag.weight[blocks]
-            w = w[None, ..., 0] if w.shape[2] == 1 else w[:, :, y[group]].movedim(2, 0)
-            w = (w * open_[blocks][:, group].T[..., None]).flatten(1)
-            tolerance = (bag.slack[blocks].flatten(), eps * t.abs())
-            part = pvalues.count(bag.b[blocks].flatten() - k, t, tolerance, w, axis=1)
-            above[group] += part[0]
-            equal[group] += part[1]
-            formed += len(group) * bag.real[blocks].sum()
-    return above, equal, formed
+            if len(blocks):  # counted whole, so what is sure of them is taken back
+                excess = _products(training, bag, u[group], t, s_hat[group], blocks, eps)
+                torch.sub(bag.b[blocks].view(-1), excess, out=excess).sub_(t)
+                w = None if bag.weight is None else bag.weight[blocks].flatten(0, 1)[:, y[group]].T
+                part = count_excess(excess, bag.slack[blocks].view(-1), eps * t.abs(), w)
+                above[group] += part[0] - sure[blocks, group].sum(0)
+                equal[group] += part[1]
+                formed += len(t) * bag.real[blocks].sum()
+    back = torch.argsort(order)
+    return above[back], equal[back], formed
 
 
 def _products(
     training: Training, bag: _Sorted, u: Tensor, tau: Tensor, s_hat: Tensor, blocks: Tensor, eps: float
 ) -> Tensor:
-    """g_i·u_c (k, points) of vectors u (k, p) with the points of blocks, for candidates with τ (k, 1) and ŝ (k,).
+    """k_i (k, points) from u = 𝓗⁻¹ĝ (L⁻¹ĝ where L⁻¹g_i are kept) for the points of blocks and candidates with τ (k, 1) and ŝ (k,).
 
     Gradients that are not kept are made for the points that some candidate needs, as many at a time as there is room for. The others' place
     holds 0, which decides them as their product would.
     """
     points = bag.order[blocks].flatten()
+    if training.halved is not None:
+        return u @ training.halved[points].T
     if training.gradients is not None:
         return u @ flat(training.rows(points)).T
     reach = (bag.s[blocks].flatten() * s_hat[:, None]).sqrt() * (1 + eps)
