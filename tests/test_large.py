@@ -9,12 +9,13 @@ from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, CurvatureError, Dual
-from fullconformal.curvature.base import softmax_root
+from fullconformal.curvature.base import Halves, softmax_root
 from fullconformal.curvature.block import module_slices
-from fullconformal.curvature.kronecker import kronecker_factors
+from fullconformal.curvature.kronecker import Part, kronecker_factors
 from fullconformal.curvature.layers import Layer, Place, read_layers
 from fullconformal.models import mlp
-from fullconformal.problem import Problem, softmax_curvature
+from fullconformal.problem import Problem, flat, softmax_curvature
+from fullconformal.scores.halved import Halved
 
 
 def dense(factor, problem):
@@ -194,6 +195,62 @@ def test_a_layer_called_twice_shares_its_weights():
     place = module_slices(problem)[0]
     exact, ours = GGN().matrix(problem), dense(EKFAC().factor(problem), problem)
     assert ours[place, place].trace() == pytest.approx(float(exact[place, place].trace()), rel=1e-10)
+
+
+@pytest.mark.parametrize("curvature", [KFAC, EKFAC])
+@pytest.mark.parametrize("name", MODELS)
+def test_halves_from_the_layers_equal_half_solved_gradients(name, curvature):
+    """Rows of given labels, and the influences of all labels at once, by one point a pass and by all together."""
+    model, X, y, _ = draw(name, 5, n=9)
+    problem = Problem(model, X, y, 0.7)
+    factor = curvature().factor(problem)
+    every = torch.arange(problem.n_classes).expand(9, -1)
+    for memory in (1, 2**28):
+        halves = factor.halves(problem, memory)
+        expected = factor.half(flat(problem.gradients(X, y)))
+        assert (halves.half(X, y) - expected).abs().max() < 1e-12 * expected.abs().max()
+        expected = torch.stack([factor.influence(flat(problem.gradients(X, c)))[0] for c in every.T], dim=1)
+        assert (halves.influences(X, every) - expected).abs().max() < 1e-12 * expected.max()
+        own = halves.influences(X, y[:, None])[:, 0]
+        assert (own - expected[torch.arange(9), y]).abs().max() < 1e-12 * expected.max()
+
+
+def test_sides_are_turned_before_or_after_the_sum_over_positions():
+    """All four orders, by the shapes that choose them."""
+    generator = torch.Generator().manual_seed(0)
+    for T, o, i in ((2, 3, 4), (5, 3, 7), (5, 6, 4), (9, 3, 4)):
+        a, delta, V, U, scale = (
+            torch.randn(*shape, dtype=torch.float64, generator=generator)
+            for shape in ((2, T, i), (2, 1, T, o), (o, o), (i, i), (o, i))
+        )
+        expected = torch.einsum("krtp,ktq,po,qi,oi->kroi", delta, a, V, U, scale)
+        part = Part(Place(0, o, i, apart=False), V, U, scale)
+        assert (part.half(a, delta) - expected).abs().max() < 1e-13 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet"])
+@pytest.mark.parametrize("size", [1.0, 1e-12])  # of the residuals: sure points have gradients near nothing
+def test_products_in_half_precision_keep_to_their_bound(name, size):
+    model, X, y, _ = draw(name, 6, n=30)
+    problem = Problem(model, X, y, 0.7)
+    whole = EKFAC().factor(problem).halves(problem, 2**28).half(X, y).float() * size
+    exact = whole.double() @ whole.double().T
+    s = exact.diagonal().float()
+
+    class Given(Halves):
+        step = 7
+
+        def half(self, X, y):
+            return whole[y]
+
+        def influences(self, X, labels):
+            raise AssertionError
+
+    halved = Halved(Given(), problem.p, whole, low=True)
+    rows = halved.rows(X, torch.arange(30), s)
+    assert rows.dtype == torch.float16 and rows.shape[1] % 8 == 0
+    error = (halved.products(rows, s, rows[:20], s[:20]).double() - exact[:, :20]).abs()
+    assert (error <= halved.error * s.sqrt()[:, None] * s[:20].sqrt()).all()
 
 
 def factored(curvature, model, penalty=0.5):

@@ -24,6 +24,20 @@ class CurvatureError(ValueError):
     """The curvature cannot be formed or factorised."""
 
 
+class Halves(ABC):
+    """Half-solved gradients R⁻¹g of points, made without their gradients g being written out first."""
+
+    step: int  # points whose rows are made together
+
+    @abstractmethod
+    def half(self, X: Tensor, y: Tensor) -> Tensor:
+        """R⁻¹g (k, p) of points (x, y)."""
+
+    @abstractmethod
+    def influences(self, X: Tensor, labels: Tensor) -> Tensor:
+        """gᵀ𝓗⁻¹g (k, R) of objects with each of their labels (k, R); the rows themselves are never held."""
+
+
 class Factor(ABC):
     """A factorised 𝓗, acting on rows: `solve` maps (k, p) to rows times 𝓗⁻¹.
 
@@ -67,6 +81,10 @@ class Factor(ABC):
             return (half**2).sum(1), half
         solved = self.solve(rows)
         return (solved * rows).sum(1), solved
+
+    def halves(self, problem: Problem, memory: int) -> Halves | None:
+        """A shorter way to half-solved gradients of points, with about `memory` bytes; None where there is none."""
+        return None
 
     def solved(self, kept: Tensor) -> Tensor:
         """rows · 𝓗⁻¹ from what `influence` returned second."""

@@ -12,14 +12,15 @@ and the damping enter exactly, biases may have another penalty than weights, and
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty, smallest_eigenvalue
-from fullconformal.curvature.layers import Layer, Place, passes, positions, read_layers
-from fullconformal.problem import Problem
+from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty, smallest_eigenvalue
+from fullconformal.curvature.layers import Layer, Place, joined, passes, positions, pulled, read_layers, record
+from fullconformal.problem import Problem, full_precision, residuals
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes
 
@@ -43,6 +44,75 @@ class Part:
     left: Tensor
     right: Tensor
     scale: Tensor
+
+    def half(self, a: Tensor, delta: Tensor) -> Tensor:
+        """(λ+1)^-½ ∘ (Vᵀ (Σ_t δ_t a_tᵀ) D^-½U), (k, R, o, i), from inputs (k, T, i) and gradients of outputs (k, R, T, o).
+
+        A side is turned before the sum over positions where it has fewer rows then, else after.
+        """
+        k, R, T, o = delta.shape
+        a_first, delta_first = R * o >= T, self.place.i >= T
+        a = a @ self.right if a_first else a
+        delta = delta @ self.left if delta_first else delta
+        M = delta.mT.reshape(k, R * o, T) @ a
+        M = M if a_first else M @ self.right
+        M = M.view(k, R, o, -1)
+        M = M if delta_first else self.left.T @ M
+        return M.mul_(self.scale)
+
+
+@dataclass(frozen=True)
+class LayerHalves(Halves):
+    """Half-solved gradients straight from the layers: one pass forward, one back for each label, then one product a layer."""
+
+    problem: Problem
+    layers: list[Layer]
+    parts: list[Part]
+    positions: list[int]
+    memory: int
+
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        return self._chunk(1)
+
+    def half(self, X: Tensor, y: Tensor) -> Tensor:
+        """(k, p), as `KroneckerFactor.half` has them."""
+        out = X.new_empty(len(X), self.problem.p)
+        step = self.step
+        for start in range(0, len(X), step):
+            at = slice(start, start + step)
+            for part, M in self._matrices(X[at], y[at, None]):
+                out[at, part.place.slice] = M.flatten(1)
+        return out
+
+    def influences(self, X: Tensor, labels: Tensor) -> Tensor:
+        """Squared lengths (k, R), layer by layer."""
+        out = torch.zeros(labels.shape, dtype=X.dtype, device=X.device)
+        chunk = self._chunk(labels.shape[1])
+        for start in range(0, len(X), chunk):
+            at = slice(start, start + chunk)
+            for _, M in self._matrices(X[at], labels[at]):
+                out[at] += torch.linalg.vector_norm(M, dim=(2, 3)) ** 2
+        return out
+
+    def _matrices(self, X: Tensor, labels: Tensor) -> Iterator[tuple[Part, Tensor]]:
+        """Half-solved gradients (k, R, o, i) of each layer."""
+        (k, R), C = labels.shape, self.problem.n_classes
+        with full_precision():
+            logits, given, returned = record(self.problem, self.layers, X)
+            every = logits.detach()[:, None].expand(-1, R, -1).reshape(k * R, C)
+            E = residuals(every, labels.reshape(-1)).view(k, R, C)
+            columns = list(pulled(self.layers, logits, returned, E))
+        del logits, returned  # and with them what the passes kept
+        for at, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):
+            a = joined([layer.inputs(x) for x in given[at]])
+            yield part, part.half(a, torch.stack([column[at] for column in columns], dim=1))
+
+    def _chunk(self, R: int) -> int:
+        """Points that go together: what the passes keep, the gradients of R labels, and a layer's inputs and matrices."""
+        sizes = [(T, part.place.o, part.place.i) for T, part in zip(self.positions, self.parts, strict=True)]
+        numbers = sum((8 + 2 * R) * T * o for T, o, _ in sizes) + max(3 * (T * i + R * o * i) for T, o, i in sizes)
+        return max(1, min(self.problem.chunk, self.memory // (numbers * self.problem.X.element_size())))
 
 
 @dataclass(frozen=True)
@@ -69,6 +139,11 @@ class KroneckerFactor(Factor):
             M = part.left.T @ part.place.matrices(rows) @ part.right
             out[:, part.place.slice] = (M * part.scale).flatten(1)
         return out
+
+    def halves(self, problem: Problem, memory: int) -> LayerHalves:
+        """Half-solved gradients of points, from their passes through the layers."""
+        layers = read_layers(problem)
+        return LayerHalves(problem, layers, self.parts, positions(problem, layers), memory)
 
     def back(self, rows: Tensor) -> Tensor:
         """Scaled rows of the basis as gradients, (k, p)."""

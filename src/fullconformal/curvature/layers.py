@@ -131,32 +131,34 @@ def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -
     )
     chunk = max(1, min(problem.chunk, memory // (numbers * problem.X.element_size())))
     for X in problem.X.split(chunk):
-        logits, given, returned = _record(problem, layers, X)
-        inputs = [_joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)]
-        yield inputs, _columns(layers, logits, returned)
+        logits, given, returned = record(problem, layers, X)
+        inputs = [joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)]
+        yield inputs, pulled(layers, logits, returned, softmax_root(logits.detach()).mT)
 
 
 def positions(problem: Problem, layers: list[Layer]) -> list[int]:
     """Number of positions T at which each layer acts on one point."""
-    _, _, returned = _record(problem, layers, problem.X[:1])
+    _, _, returned = record(problem, layers, problem.X[:1])
     return [sum(z.numel() // layer.o for z in zs) for layer, zs in zip(layers, returned, strict=True)]
 
 
-def _columns(layers: list[Layer], logits: Tensor, returned: list[list[Tensor]]) -> Iterator[list[Tensor]]:
-    """Gradients (k, T, o) of each layer's outputs, one backward pass a column of S^½."""
-    roots = softmax_root(logits.detach()).unbind(-1)
+def pulled(
+    layers: list[Layer], logits: Tensor, returned: list[list[Tensor]], vectors: Tensor
+) -> Iterator[list[Tensor]]:
+    """Gradients (k, T, o) of each layer's outputs, one backward pass for each of the R vectors (k, R, C) in logit space."""
     every = [z for zs in returned for z in zs]
-    for c, root in enumerate(roots):
-        found = iter(torch.autograd.grad(logits, every, root, retain_graph=c < len(roots) - 1, materialize_grads=True))
-        yield [_joined([layer.outputs(next(found)) for _ in zs]) for layer, zs in zip(layers, returned, strict=True)]
+    R = vectors.shape[1]
+    for r, e in enumerate(vectors.unbind(1)):
+        found = iter(torch.autograd.grad(logits, every, e, retain_graph=r < R - 1, materialize_grads=True))
+        yield [joined([layer.outputs(next(found)) for _ in zs]) for layer, zs in zip(layers, returned, strict=True)]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def joined(parts: list[Tensor]) -> Tensor:
     """The positions of a layer's calls put together: a layer called twice shares its weights as a convolution does."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]:
+def record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]:
     """Logits of X with their graph, and for each layer what its calls were given and returned."""
     given: list[list[Tensor]] = [[] for _ in layers]
     returned: list[list[Tensor]] = [[] for _ in layers]

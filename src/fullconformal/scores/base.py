@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.curvature.base import Factor
+from fullconformal.curvature.base import Factor, Halves
 from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
 Alpha = Callable[[slice], Tensor]
@@ -47,6 +48,11 @@ class Training:
             return torch.cat([part[:, index].transpose(0, 1).flatten(1) for part in self.solved], dim=1)
         return self.factor.solve(flat(self.rows(index)))
 
+    @cached_property
+    def halves(self) -> Halves | None:
+        """What makes half-solved gradients where none are kept and the factor has a shorter way to them."""
+        return self.factor.halves(self.problem, self.memory // 4) if self.gradients is None else None
+
     @property
     def slack(self) -> Tensor:
         """Rounding error granted to each training point's score, (n,): that of its terms."""
@@ -74,6 +80,14 @@ def prepare(
     like = problem.X
     keep_solved = keep_solved and n * p * size <= memory // 2
     keep_gradients = n * sum(b.o + b.i for b in problem.blocks) * size <= memory // 4
+    if not keep_solved and not keep_gradients:
+        halves = factor.halves(problem, memory // 4)
+        if halves is not None:
+            known = known or (
+                losses(problem.logits(like), problem.y),
+                halves.influences(like, problem.y[:, None])[:, 0],
+            )
+            return Training(problem, factor, *known, None, None, memory)
     step = max(1, min(4096, n, memory // 8 // (3 * p * size)))
     loss, self_influence = like.new_empty(n), like.new_empty(n)
     solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
