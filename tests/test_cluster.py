@@ -240,7 +240,12 @@ def test_a_lost_cluster_names_the_folder(tmp_path, what):
 def test_a_cluster_without_workers_says_how_to_keep_parts():
     match = r"no worker.*no checkpoint was given: with checkpoint='a folder'"
     backend = {"backend": "dask", "wait_for_workers_timeout": 0.5}
-    with local(0) as cluster, Client(cluster), joblib.parallel_config(**backend), pytest.raises(ClusterError, match=match):
+    with (
+        local(0) as cluster,
+        Client(cluster),
+        joblib.parallel_config(**backend),
+        pytest.raises(ClusterError, match=match),
+    ):
         run()
 
 
