@@ -17,7 +17,7 @@ from fullconformal.scores.adaptive import SCORES
 
 RAPS = {"k_reg": 1, "lambda_reg": 0.1}
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-TIGHT = {"tol": 1e-10, "max_iter": 10_000}
+TIGHT = {"solver": "newton-cholesky", "tol": 1e-10}
 
 
 def problem(n_classes, n=60, m=20):

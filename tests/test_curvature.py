@@ -1,5 +1,7 @@
 """Hessian and GGN against torch.func and curvlinops; factors, damping and the gauge, of every curvature."""
 
+import copy
+
 import pytest
 import torch
 from cases import CURVATURES, DENSE, MODELS, draw
@@ -11,6 +13,7 @@ from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import DenseFactor, factorise, inverse_triangular
 from fullconformal.curvature.structured import add_gram
 from fullconformal.problem import Problem, flat
+from fullconformal.scores.base import rounding
 
 
 def order(problem, oracle):
@@ -165,3 +168,18 @@ def test_a_gram_matrix_is_summed_by_stripes(p):
     total = torch.ones(p, p, dtype=torch.float64)
     add_gram(total, B)
     assert (total - 1 - B.T @ B).tril().abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("l2", [1e-2, 1e-6])
+def test_the_dual_of_a_float32_model_is_as_good_as_its_gradients(l2):
+    """At a small penalty nearly all of a gradient cancels; what is left must have the digits of the gradient."""
+    torch.manual_seed(0)
+    X, y = torch.randn(60, 10), torch.randint(3, (60,))
+    model = nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3))
+    single = Problem(model, X, y, 60 * l2)
+    double = Problem(copy.deepcopy(model).double(), X.double(), y, 60 * l2)
+    found, exact = (
+        CURVATURES["dual"]().factor(problem).influence(flat(problem.gradients(problem.X, y)))[0]
+        for problem in (single, double)
+    )
+    assert ((found - exact).abs() <= rounding(single) * exact).all()

@@ -151,6 +151,19 @@ def test_a_training_point_is_tied_with_itself(dtype, half):
     assert (own.equal[np.arange(30), y[:30]] >= 1).all()
 
 
+@pytest.mark.parametrize("far", [1e5, 1e9])
+def test_an_object_that_float16_cannot_hold_is_cut_off_at_what_it_can(far):
+    W, phi, logits, y, phi_x, logits_x = draw(300)
+    bag = bag_of(W, phi, logits, y, dtype=torch.float32, half=True)
+    phi_x[:, :-1] *= far
+    T = (phi_x @ bag.root.T).clamp(-65504, 65504)
+    assert (T.abs() == 65504).any()
+    expected = last_layer_counts(bag, T @ torch.linalg.inv(bag.root).T, logits_x, 1.0)
+    out = last_layer_counts(bag, phi_x, logits_x, 1.0)
+    assert np.array_equal(out.greater + out.equal, expected.greater + expected.equal)
+    assert (out.greater + out.equal).all()  # no number that is none, which is above nothing
+
+
 def test_points_may_come_in_any_order_and_any_batches():
     W, phi, logits, y, phi_x, logits_x = draw(300)
     expected = last_layer_counts(bag_of(W, phi, logits, y, expected=300), phi_x, logits_x, 1.0)

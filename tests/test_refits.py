@@ -21,7 +21,11 @@ from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores import refits
 from fullconformal.scores.refits import duration, estimate, refit_counts, tasks
 
-ESTIMATORS = [LogisticRegression(tol=1e-10), GaussianNB(), DecisionTreeClassifier(max_depth=2, random_state=0)]
+ESTIMATORS = [
+    LogisticRegression(solver="newton-cholesky", tol=1e-10),
+    GaussianNB(),
+    DecisionTreeClassifier(max_depth=2, random_state=0),
+]
 
 
 def problem(n=12, m=3, C=3, seed=0):

@@ -6,9 +6,11 @@ from oracles import label_score
 from sklearn.datasets import load_iris, make_classification
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
 
-from fullconformal import AggregatedConformalClassifier, SplitConformalClassifier
+from fullconformal import AggregatedConformalClassifier, CrossConformalClassifier, SplitConformalClassifier
 from fullconformal.models import mlp
 from fullconformal.scores.adaptive import LAMBDAS, SCORES
 
@@ -161,3 +163,23 @@ def test_aggregated_p_values_are_those_of_the_splits_combined(aggregation, class
     assert np.array_equal(
         two, AggregatedConformalClassifier(n_estimators=3, random_state=0).fit(X, y).predict_p(objects)
     )
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+    "estimator",
+    [LogisticRegression(), MLPClassifier((8,), max_iter=20, random_state=0), mlp(5, (8,), 3)],
+    ids=["linear", "sklearn", "torch"],
+)
+@pytest.mark.parametrize("method", [SplitConformalClassifier, CrossConformalClassifier])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_equal_objects_are_tied_in_a_batch_of_any_size(method, estimator, score):
+    """Batches of other sizes are multiplied in another order, and that must not decide between equal objects."""
+    rng = np.random.default_rng(0)
+    kinds = rng.normal(size=(12, 5)).astype(np.float32)  # there are twelve objects, each many times over
+    which, y = rng.integers(12, size=240), rng.integers(3, size=240)
+    options = {"k_reg": 1, "lambda_reg": 0.1, "randomized": False, "max_epochs": 5, "random_state": 0}
+    clf = method(estimator, conformity_score=score, **options).fit(kinds[which].astype(float), y)
+    p = clf.predict_p(np.repeat(kinds, 40, axis=0).astype(float))
+    assert (p == p[::40].repeat(40, axis=0)).all()
+    assert (p[::40] == np.concatenate([clf.predict_p(kind[None].astype(float)) for kind in kinds])).all()

@@ -131,15 +131,16 @@ def diagnose(training: Training, curvature: str, damping_chosen: bool, valid: bo
         damping_chosen=damping_chosen,
         smallest_eigenvalue=factor.smallest_eigenvalue / n,
         positive_definite=factor.positive_definite,
-        largest_leverage=float(leverages(training).max()),
+        largest_leverage=float(leverages(training.loss, training.self_influence).max()),
         negative_scores=int((training.loss < training.self_influence).sum()),
         valid=valid,
     )
 
 
-def leverages(training: Training) -> torch.Tensor:
-    """Leverage (n,) of each point along its own residual: rᵀAr/rᵀS⁺r = s/(e^ℓ − 1), because S⁺r = −e_y/π_y up to a constant.
+def leverages(loss: torch.Tensor, self_influence: torch.Tensor) -> torch.Tensor:
+    """Leverage (n,) of each point along its own residual, from ℓ and s (n,): rᵀAr/rᵀS⁺r = s/(e^ℓ − 1).
 
-    For two classes this is the leverage; for more a lower bound of the largest eigenvalue of SA, in the direction that removal takes.
+    That is because S⁺r = −e_y/π_y up to a constant. For two classes this is the leverage; for more a lower bound of the
+    largest eigenvalue of SA, in the direction that removal takes.
     """
-    return training.self_influence / torch.expm1(training.loss).clamp_min(torch.finfo(training.loss.dtype).eps)
+    return self_influence / torch.expm1(loss).clamp_min(torch.finfo(loss.dtype).eps)

@@ -63,8 +63,10 @@ def ordered_scores(
     return [np.sort(group) for group in groups]
 
 
-def rank_counts(ordered: Sequence[FloatArray], tau: FloatArray) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Points above and tied with tau (m, C) among ordered scores, as `count` has them, in O(mC log n).
+def rank_counts(
+    ordered: Sequence[FloatArray], tau: FloatArray, tolerance: FloatArray | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Points above and tied with tau (m, C), to within a tolerance (m, C), among ordered scores, as `count` has them, in O(mC log n).
 
     For scores of training points that do not depend on the candidate: those of split conformal prediction.
 
@@ -73,13 +75,15 @@ def rank_counts(ordered: Sequence[FloatArray], tau: FloatArray) -> tuple[npt.NDA
     >>> rank_counts([np.array([1.0, 2.0, 2.0, 3.0])], np.array([[2.0, 5.0]]))
     (array([[1, 0]]), array([[2, 0]]))
     """
+    low, high = (tau, tau) if tolerance is None else (tau - tolerance, tau + tolerance)
     if len(ordered) == 1:
-        n, below = len(ordered[0]), np.searchsorted(ordered[0], tau)
+        n, below = len(ordered[0]), np.searchsorted(ordered[0], low)
         equal = np.zeros_like(below)
-        tied = np.append(ordered[0], np.inf)[below] == tau  # a second search where it is needed only
-        equal[tied] = np.searchsorted(ordered[0], tau[tied], "right") - below[tied]
+        tied = np.append(ordered[0], np.inf)[below] <= high  # a second search where it is needed only
+        equal[tied] = np.searchsorted(ordered[0], high[tied], "right") - below[tied]
         return n - below - equal, equal
-    parts = [rank_counts([group], column) for group, column in zip(ordered, tau.T, strict=True)]
+    own = np.zeros_like(tau) if tolerance is None else tolerance
+    parts = [rank_counts([group], *columns) for group, *columns in zip(ordered, tau.T, own.T, strict=True)]
     greater, equal = zip(*parts, strict=True)
     return np.stack(greater, axis=1), np.stack(equal, axis=1)
 

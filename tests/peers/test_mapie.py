@@ -1,7 +1,7 @@
 """Sets and scores against MAPIE.
 
-MAPIE compares with a slack of 1e-8 in the scores, we exactly. So sets are compared where no score of a label is within that slack of the
-threshold without being equal to it, which is everywhere here (and asserted).
+MAPIE compares with a slack of 1e-8 in the scores, we with that of rounding. So sets are compared where no score of a label is within
+MAPIE's slack of the threshold without being equal to it, which is everywhere here (and asserted).
 """
 
 import numpy as np
@@ -91,7 +91,7 @@ def test_lac_sets_of_cv_plus_and_jackknife_plus_are_those_of_mapie(name, kind):
     # Fractional parts at, well below and well above 2ε: ε(n + 1) = t, for whole and other t.
     risks = np.array([t / (n + 1) for t in (2.0, 5.0, 8.0, 8.6, 3.5)])
     cv = KFold(5, shuffle=True, random_state=0) if kind == "CV+" else LeaveOneOut()
-    model = LogisticRegression(tol=1e-8, max_iter=5000)
+    model = LogisticRegression(solver="newton-cholesky", tol=1e-8)
     theirs = mapie.CrossConformalClassifier(
         clone(model), confidence_level=list(1 - risks), conformity_score="lac", cv=cv, random_state=0
     )

@@ -257,8 +257,9 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     else:
         rung, L = _smallest_that_works(cholesky, scale)
     if L is not None:
-        bound = max(floor + n * rung, 0.0) if floor >= 0 else 0.0
         smallest = smallest_eigenvalue(lambda v: torch.cholesky_solve(v.mT, L).mT, L[0])
+        # A matrix summed in float32 may have eigenvalues below those that the penalty grants it.
+        bound = min(floor + n * rung, smallest) if floor >= 0 else 0.0
         if len(L) > SMALL and not L.is_cuda:
             return DenseFactor(L.to(dtype), None, rung, smallest, bound)
         return DenseFactor(inverse_triangular(L).to(dtype), None, rung, smallest, bound, inverted=True)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fullconformal.curvature.base import softmax_root
 from fullconformal.problem import Problem, residuals, softmax_curvature
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
@@ -128,7 +129,7 @@ class _Pairs:
                 self.sums[m, low, "second"].addmm_(left.T, right.view(k, -1))
 
     def _add_prefix(self, X: Tensor, logits: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
-        R = softmax_root(logits)
+        R = softmax_root(logits).mT
         B = self.problem.prefix_rows(X, R)  # JᵀSJ = BᵀB
         with tensor_cores():
             add_gram(self.sums[-1, -1, "first"], B.flatten(0, 1))
@@ -164,12 +165,6 @@ class _Pairs:
                 H[bl.start : bl.stop, bm.start : bm.stop] = part.T
         H.diagonal().add_(self.problem.penalty)
         return H
-
-
-def softmax_root(logits: Tensor) -> Tensor:
-    """R = diag(√π)(I − 1πᵀ), (k, C, C), with RᵀR = diag(π) − ππᵀ."""
-    pi = torch.softmax(logits, dim=-1)
-    return pi.sqrt()[..., None] * (torch.eye(pi.shape[-1], dtype=pi.dtype, device=pi.device) - pi[..., None, :])
 
 
 def add_gram(total: Tensor, B: Tensor) -> None:

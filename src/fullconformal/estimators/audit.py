@@ -15,6 +15,7 @@ from fullconformal.estimators.engines import Differentiable, Engine, Query
 from fullconformal.estimators.fitting import minimise
 from fullconformal.models.fitting import polish
 from fullconformal.problem import Problem, losses
+from fullconformal.sets import members
 
 Progress = Callable[[int, int], None]
 
@@ -52,8 +53,8 @@ class Audit:
 
     @property
     def changed(self) -> int:
-        epsilon = 1 - self.confidence_level + 1e-12
-        return int(((self.p_method > epsilon) != (self.p_exact > epsilon)).sum())
+        method, exact = (members(p, 1 - self.confidence_level) for p in (self.p_method, self.p_exact))
+        return int((method != exact).sum())
 
     def __str__(self) -> str:
         part = "" if self.n_points == self.n_training else f" ({self.n_points} of {self.n_training} points a pair)"
@@ -161,7 +162,7 @@ def audit_engine(
         distances.append(np.abs(alpha - exact))
         # What the drawn points say of the difference is carried over to all.
         shift = (exact >= own).mean() - (alpha >= tau).mean()
-        p_exact.append((1 + above + n * shift) / (n + 1))
+        p_exact.append((1 + min(max(above + n * shift, 0.0), n)) / (n + 1))
     far = np.concatenate(distances) if distances else np.empty(0)
     return Audit(n_pairs, n_points, n, total, np.array(p_method), np.array(p_exact), far, level)
 

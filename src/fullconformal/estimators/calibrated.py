@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from joblib import Parallel, delayed
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing, check_random_state
@@ -36,8 +37,9 @@ from fullconformal.estimators.fitting import (
     transform,
 )
 from fullconformal.models.adapters import is_skorch
-from fullconformal.scores.adaptive import SCORES, score_labels
-from fullconformal.sets import check_levels
+from fullconformal.problem import Problem
+from fullconformal.scores.adaptive import SCORES, rounding, score_labels
+from fullconformal.sets import check_levels, members
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -78,6 +80,17 @@ def fit_model(estimator: Any, X: Any, y: IntArray, classes: npt.NDArray[Any], se
     else:
         model = LogProba(final, every, len(every)) if settings.prefit else FitScore(final, settings, len(every))(X, y)
     return model if head is None else Piped(head, model)
+
+
+def precision(model: Model, X: Any) -> float:
+    """The unit of rounding in which a model gives log-probabilities of objects X."""
+    if isinstance(model, Piped):
+        return precision(model.model, X)
+    inner = getattr(model, "model", None)
+    if isinstance(inner, Problem):
+        return torch.finfo(inner.X.dtype).eps
+    single = is_skorch(inner) or getattr(X, "dtype", None) == np.float32
+    return float(np.finfo(np.float32 if single else np.float64).eps)
 
 
 def trained_here(final: Any) -> bool:
@@ -159,7 +172,7 @@ class CalibratedClassifier(ConformalClassifier):
     def _check_reachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more calibration points than there are."""
         smallest, highest = int(self._sizes.min()), float(levels.max())
-        if 1 - highest + 1e-12 >= 1 / (smallest + 1):
+        if not members(np.array(1 / (smallest + 1)), 1 - highest):
             return
         who, what = "", "every set holds all labels"
         if len(self._sizes) > 1:
@@ -263,4 +276,10 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _counts(self, part: Calibrated, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         """Calibration points of a part above and tied with every candidate, (m, C) each."""
-        return pvalues.rank_counts(part.ordered, self._scores(part.model(X), uniform))
+        log_proba = part.model(X)
+        tau = self._scores(log_proba, uniform)
+        return pvalues.rank_counts(part.ordered, tau, self._rounding(tau, log_proba, precision(part.model, X)))
+
+    def _rounding(self, scores: FloatArray, log_proba: FloatArray, eps: float) -> FloatArray:
+        """Scores (m, C) closer than this are tied: equal objects in batches of different sizes have scores that differ so."""
+        return rounding(scores, self.conformity_score, log_proba, eps)

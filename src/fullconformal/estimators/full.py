@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
-from torch import Tensor, nn
+from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
+from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
@@ -156,7 +156,7 @@ class FullConformalClassifier(FullOptions):
             check_stream(self, y)
             self._fit_stream(X)
             return self._tell()
-        X, y = self._validate(X, y, reset=True, transformed=head is not None)
+        X, y = self._checked(X, y, reset=True)
         self.classes_, index = encode_labels(y)
         self.n_samples_fit_ = len(index)
         self.method_ = self._method(final)
@@ -244,22 +244,6 @@ class FullConformalClassifier(FullOptions):
         return Fit.open(
             self._work(), X, y, repr((*key, str(settings.dtype), self.curvature, self.damping, self.memory_budget))
         )
-
-    def _validate(self, X: Any, y: Any = "no_validation", *, reset: bool, transformed: bool) -> Any:
-        """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
-        X = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
-        y = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
-        if transformed:
-            out = validate_data(self, X, y, reset=reset, skip_check_array=True)
-            if not isinstance(out, tuple):
-                return out
-            X, y = out[0], column_or_1d(out[1], warn=True)
-            if _num_samples(X) != len(y):
-                raise ValueError(f"X has {_num_samples(X)} rows and y has {len(y)} labels; they must be as many.")
-            return X, y
-        module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
-        # scikit-learn's wording asks for two dimensions; modules may take images.
-        return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -419,7 +403,7 @@ class FullConformalClassifier(FullOptions):
 
     def _prepare_inputs(self, X: Any) -> Any:
         check_is_fitted(self)
-        X = self._validate(X, reset=False, transformed=self._transformer is not None)
+        X = self._checked(X, reset=False)
         X = X if self._transformer is None else transform(self._transformer, X)
         if tuple(X.shape[1:]) != self._input_shape:
             raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")

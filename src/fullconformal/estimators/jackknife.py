@@ -19,6 +19,7 @@ from fullconformal.estimators.fitting import fit_problem
 from fullconformal.models.adapters import check_objective, is_logistic
 
 BLOCK, MEMORY = 2**22, 2**30  # entries of scores held at a time; bytes for the solver
+EPS = float(np.finfo(np.float64).eps)
 
 
 class JackknifePlusClassifier(PlusRule, PooledClassifier):
@@ -134,7 +135,8 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
             log_proba = self._linear(X[at : at + width])
             u = None if uniform is None else uniform[at : at + width].repeat(n)
             tau = self._scores(log_proba.reshape(-1, n_classes), u).reshape(log_proba.shape)
-            counts.append(pvalues.count(self._alpha[:, None], tau, 0.0, weight, axis=1))
+            own = self._rounding(tau, log_proba, EPS)
+            counts.append(pvalues.count(self._alpha[:, None], tau, own, weight, axis=1))
         greater, equal = zip(*counts, strict=True)
         return np.concatenate(greater), np.concatenate(equal)
 

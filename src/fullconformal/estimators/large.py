@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.curvature import Curvature
-from fullconformal.diagnostics import Diagnostics
+from fullconformal.diagnostics import Diagnostics, leverages
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
 from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline, to_tensor
 from fullconformal.estimators.heads import last_step
@@ -137,8 +137,7 @@ class LastLayer(Engine):
     @cached_property
     def diagnostics(self) -> Diagnostics:
         bag, n = self.bag, self.n
-        s, loss = bag.self_influence[:n].double(), bag.loss[:n].double()
-        tiny = torch.finfo(bag.loss.dtype).eps
+        s, loss = bag.self_influence[:n], bag.loss[:n]
         return Diagnostics(
             n_points=n,
             n_parameters=bag.figures.gradient.numel(),
@@ -150,7 +149,7 @@ class LastLayer(Engine):
             damping_chosen=self.damping_chosen,
             smallest_eigenvalue=bag.figures.smallest_eigenvalue,
             positive_definite=True,
-            largest_leverage=float((s / torch.expm1(loss).clamp_min(tiny)).max()),
+            largest_leverage=float(leverages(loss, s).max()),
             negative_scores=int((loss < s).sum()),
         )
 

@@ -53,6 +53,24 @@ def score_labels(
     return raps(proba, k_reg, lambda_reg, uniform, never_empty=never_empty)
 
 
+def rounding(scores: FloatArray, score: str, log_proba: FloatArray, eps: float) -> FloatArray:
+    """How far scores (m, C) may be from those of the same objects in another batch, by a model of precision eps.
+
+    A batch of another size is multiplied in another order: logits differ by δ, 32 units of their range, −log π_y hence by up to
+    2δ(1 − π_y), π_y by 2δπ_y(1 − π_y), and what is had from probabilities by sums and differences by 4δ(1 − |s|).
+    """
+    delta = 32 * eps * (1 + np.minimum(np.ptp(log_proba, axis=-1, keepdims=True), 1e3))
+    if score == "loss":
+        share = -np.expm1(-scores)
+    elif score == "lac":
+        share = scores * (1 - scores)
+    else:
+        share = np.full_like(scores, 2.0) if score == "raps" else 2 * np.maximum(1 - np.abs(scores), 0)
+    own = 4 * np.finfo(np.float64).eps * np.clip(np.abs(scores), 1, 1e3)
+    out: FloatArray = 2 * delta * share + own
+    return out
+
+
 def margin(proba: FloatArray) -> FloatArray:
     """The largest probability among the other labels less the label's own (m, C)."""
     two = np.partition(proba, -2, axis=1)[:, -2:]

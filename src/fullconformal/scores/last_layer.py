@@ -14,7 +14,8 @@ S is singular along 1, to which every r is orthogonal: a multiple of 11ᵀ is ad
 Kept of a point: T_i = L⁻¹φ_i (A = LLᵀ), Q_i, ℓ_i, s_i, y_i; nothing of size d·C. As c_ix = T_i·T_x/n, rounding leaves an error relative to
 |T_i||T_x|, that is k_i one relative to √(s_iŝ), whatever the condition of A.
 
-Half precision. T may be kept in float16, on both sides, sums in float32. Its entries are at most √n and of order 1, so nothing overflows.
+Half precision. T may be kept in float16, on both sides, sums in float32. Of training points its entries are at most √n and of order 1,
+of objects they are cut off at the largest number, so nothing overflows.
 All formulas then hold for the rounded features, the bounds among them, and a test point equal to a training point is tied with it.
 Against unrounded features c_ix has an error of about 2⁻¹¹√2·|T_i∘T_x| ≈ 2⁻¹¹√(2/d)·|T_i||T_x|: of k_i, 1.5e-5·√(s_iŝ) at d = 2,048.
 Losses, Q, s and thresholds are not rounded so.
@@ -191,7 +192,9 @@ class LastLayer:
         """Thresholds and what the products need, from features (m, d) and logits (m, C)."""
         dtype, logits = self.Q.dtype, logits.double()
         T = self.T.new_zeros(len(features), self.T.shape[1])
-        T[:, : len(self.root)] = (features.double() @ self.root.T).to(T.dtype)
+        # An object far from all training points has entries that float16 cannot hold: the largest it can stand for them.
+        most = torch.finfo(T.dtype).max
+        T[:, : len(self.root)] = (features.double() @ self.root.T).clamp(-most, most).to(T.dtype)
         c = (T.double() ** 2).sum(1, keepdim=True) / self.n
         pi, loss, sigma = torch.softmax(logits, -1), candidate_losses(logits), self.inverse.diagonal()
         P = pi @ self.inverse

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fullconformal.curvature.base import softmax_root
 from fullconformal.problem import candidate_losses, flat, residuals, softmax_curvature
 from fullconformal.scores.base import Alpha, Training
 
@@ -68,9 +69,8 @@ def removal(A: Tensor, f: Tensor, r: Tensor, q: float) -> Tensor:
     S = softmax_curvature(f)
     if q < 1:
         return shift(A, S, r, lambda t: _ratio(lambda u: (1 - u).clamp_min(1e-9) ** (-q), t, q))
-    # (I − SA)⁻¹ = I + B(I − BᵀAB)⁻¹BᵀA with S = BBᵀ, B = diag(√π)(I − √π√πᵀ): one Cholesky a point.
-    root = torch.softmax(f, -1).sqrt()
-    B = torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
+    # (I − SA)⁻¹ = I + B(I − BᵀAB)⁻¹BᵀA with S = BBᵀ: one Cholesky a point.
+    B = softmax_root(f)
     Ar = A @ r[..., None]
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     L, failed = torch.linalg.cholesky_ex(eye - B.mT @ A @ B)
