@@ -321,3 +321,10 @@ def test_uniforms_of_texts_are_those_of_the_text_in_any_container(width):
     for other in (texts.astype(object), texts.tolist(), pd.DataFrame(texts) if width == 2 else pd.Series(texts)):
         np.testing.assert_array_equal(u, clf._uniform(other, 1))
     assert len(np.unique(u)) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_of_several_kinds_are_refused_in_words(method):
+    y = np.array(["a", None, "b"] * 20, dtype=object)
+    with pytest.raises(ValueError, match="y mixes labels of several kinds, NoneType, str"):
+        method().fit(RNG.normal(size=(60, 2)), y)

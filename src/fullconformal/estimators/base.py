@@ -244,6 +244,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     """Classes (C,) and label indices (n,); at least two classes."""
     y = np.asarray(y)
+    kinds = sorted({type(label).__name__ for label in y.tolist()}) if y.dtype.kind == "O" else []
+    if len(kinds) > 1:
+        raise ValueError(f"y mixes labels of several kinds, {', '.join(kinds)}; give labels of one, and none missing.")
     if (
         y.dtype.kind not in "biu"
     ):  # whole numbers are always labels, and looking closer takes longer than the rest of this
