@@ -4,8 +4,10 @@ import warnings
 from contextlib import contextmanager
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import RandomForestClassifier
@@ -296,3 +298,33 @@ def test_scores_changed_after_fitting_are_refused(method):
         with pytest.raises(ValueError, match="changed after fit; call fit again"):
             clone(clf).fit(X, Y).set_params(**change).predict_set(X)
     assert clf.set_params(confidence_level=0.5).predict_set(X).sum() <= clf.predict_set(X, 0.9).sum()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sparse_objects_in_a_pipeline(method):
+    rng = np.random.default_rng(0)
+    X, y = sparse.csr_matrix(rng.random((60, 5)) * (rng.random((60, 5)) < 0.5)), np.arange(60) % 2
+    pipeline = make_pipeline(StandardScaler(with_mean=False), LogisticRegression())
+    clf = method(pipeline, conformity_score="aps", random_state=0).fit(X, y)
+    alone = np.vstack([clf.predict_epsilon(X[i : i + 1]) for i in range(5)])
+    np.testing.assert_allclose(clf.predict_epsilon(X[:5]), alone)
+    assert clf.predict_set(X).shape == (60, 2)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_uniforms_of_texts_are_those_of_the_text_in_any_container(width):
+    """A NumPy array pads its texts to the longest, which must not count."""
+    texts = np.array([["a"], ["bb"], ["much longer"]]).repeat(width, 1).squeeze()
+    clf = SplitConformalClassifier(random_state=0)
+    u = clf._uniform(texts, 1)
+    np.testing.assert_array_equal(u[:2], clf._uniform(np.array(texts[:2].tolist()), 1))
+    for other in (texts.astype(object), texts.tolist(), pd.DataFrame(texts) if width == 2 else pd.Series(texts)):
+        np.testing.assert_array_equal(u, clf._uniform(other, 1))
+    assert len(np.unique(u)) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_of_several_kinds_are_refused_in_words(method):
+    y = np.array(["a", None, "b"] * 20, dtype=object)
+    with pytest.raises(ValueError, match="y mixes labels of several kinds, NoneType, str"):
+        method().fit(RNG.normal(size=(60, 2)), y)

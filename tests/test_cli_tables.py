@@ -332,3 +332,54 @@ def test_acs_income(tmp_path):
         ok("predict", tmp_path / "model", tmp_path / "new.parquet", "-o", tmp_path / "s.csv", "--json").stdout
     )
     assert abs(told["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 2000) ** 0.5
+
+
+def labelled(path, labels, **columns):
+    pd.DataFrame({"x": np.linspace(-1, 1, len(labels)), "y": labels, **columns}).to_csv(path, index=False)
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    (["true", "false", "unknown"], ["true", "false", "unknown"]),  # truth values are written one way
+    (["1", "2", "x"], ["1", "2", None]),  # numbers to pandas, and text in training
+    (["1", "-1"], ["1", "-1", None]),
+])  # fmt: skip
+def test_the_coverage_that_is_told_is_that_of_the_sets(old, new, tmp_path):
+    labelled(tmp_path / "old.csv", old * 20)
+    labelled(tmp_path / "new.csv", new * 10)
+    ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", "-q")
+    told = json.loads(
+        ok("predict", tmp_path / "model", tmp_path / "new.csv", "-o", tmp_path / "sets.csv", "--json").stdout
+    )
+    sets = pd.read_csv(tmp_path / "sets.csv", dtype=str, keep_default_na=False)["set_0.9"]
+    inside = [label.lower() in row.lower().split("|") for label, row in zip(new * 10, sets, strict=True) if label]
+    (level,) = told["levels"]
+    assert level["labelled_rows"] == len(inside) and level["coverage"] == pytest.approx(np.mean(inside))
+    assert np.mean(inside) > 0.5
+
+
+def test_labels_unseen_in_training_are_told_and_no_set_holds_them(tmp_path):
+    labelled(tmp_path / "old.csv", [1, -1] * 20)
+    labelled(tmp_path / "new.csv", [7, "lost"] * 5)
+    ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", "-q")
+    result = ok("predict", tmp_path / "model", tmp_path / "new.csv", "-o", tmp_path / "sets.csv")
+    assert "labels unseen in training in 10 rows ('7', 'lost')" in result.stderr and "0.0% ± 0.0%" in result.stdout
+
+
+def test_columns_that_are_kept_are_copied_as_they_are(tmp_path):
+    columns = {"code": ["007", "12", None, "0815"] * 10, "id": [1234567890.25, 1234567891.5] * 20}
+    labelled(tmp_path / "old.csv", ["a", "b"] * 20, **columns)
+    ok("fit", tmp_path / "old.csv", "--target", "y", "--drop", "code", "-o", tmp_path / "model", "-q")
+    written = ok("predict", tmp_path / "model", tmp_path / "old.csv", "--keep", "code", "--keep", "id", "-q").stdout
+    for line, code, number in zip(written.splitlines()[1:], columns["code"], columns["id"], strict=True):
+        assert line.startswith(f"{code or ''},{number},")
+
+
+def test_what_is_read_is_not_written_over(people, tmp_path):
+    for name in ("old.csv", "model"):
+        (tmp_path / name).write_bytes((people / name).read_bytes())
+    old, model = tmp_path / "old.csv", tmp_path / "model"
+    before = old.read_bytes(), model.read_bytes()
+    for words in (("fit", old, "--target", "income", "-o", old), ("predict", model, old, "-o", old), ("predict", model, old, "-o", model),
+                  ("report", model, old, "-o", model), ("compare", old, "--target", "income", "-o", old)):  # fmt: skip
+        assert "would replace the file that is read" in refused(*words)
+    assert (old.read_bytes(), model.read_bytes()) == before

@@ -12,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits, load_iris
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, metrics
 from fullconformal.report import page, pictures
@@ -320,3 +324,16 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_work(tmp_path, mo
         clf.report(X, y[1:], tmp_path / "report.html")
     with pytest.raises(ValueError, match="give it another name"):
         clf.report(X, y, tmp_path / "report.html", others={"split CP": None})
+
+
+@pytest.mark.parametrize("kind", [list, pd.Series, "sparse"])
+def test_texts_and_sparse_rows_are_shown(kind, tmp_path):
+    texts, y = ["good day", "bad night", "good morning"] * 20, np.array([1, 0, 1] * 20)
+    encode = TfidfVectorizer()
+    X = encode.fit_transform(texts) if kind == "sparse" else kind(texts)
+    first = StandardScaler(with_mean=False) if kind == "sparse" else encode
+    clf = SplitConformalClassifier(
+        make_pipeline(first, LogisticRegression()), conformity_score="aps", random_state=0
+    ).fit(X, y)
+    page = clf.report(X, y, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "x4" in page if kind == "sparse" else "good morning" in page

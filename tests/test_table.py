@@ -176,3 +176,21 @@ def test_files_that_are_no_tables(name, content, message, tmp_path):
         read_table(tmp_path / "nothing.csv")
     with pytest.raises(TableError, match="is a folder"):
         read_table(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("a,b,y\n1,2,u,\n3,4,v,\n", "more fields than its first line has names"),
+    ("a,y,y\n1,u,u\n2,v,v\n", "more than one column named 'y'"),
+    ("name;x;y\n'a';1,5;u\n'b, c, d';2;v\n", "separates its columns by ';'"),
+])  # fmt: skip
+def test_files_whose_columns_would_be_taken_for_others(content, message, tmp_path):
+    """Read by pandas alone: names shifted by a column, the target copied into what predicts it, an error about fields."""
+    (tmp_path / "table.csv").write_text(content)
+    with pytest.raises(TableError, match=message):
+        read_table(tmp_path / "table.csv")
+
+
+def test_a_target_without_end_is_refused():
+    frame = table().assign(kind=[1.0, np.inf] * 20)
+    with pytest.raises(TableError, match="that is a quantity"):
+        schema(frame).labels(frame)

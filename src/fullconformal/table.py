@@ -34,12 +34,15 @@ def read_table(path: Path | str, words: Sequence[str] = ()) -> pd.DataFrame:
         if path.suffix.lower() in PARQUET:
             frame = pd.read_parquet(path)
         else:
+            check_first_line(path)
             text = dict.fromkeys(words, "str")
             frame = pd.read_csv(path, dtype=text, na_values=MISSING, keep_default_na=False, low_memory=False)
     except FileNotFoundError as error:
         raise TableError(f"{path}: there is no such file.") from error
     except ImportError as error:
         raise TableError(f"{path}: Parquet needs pyarrow; pip install pyarrow, or give a CSV file.") from error
+    except TableError:
+        raise
     except pd.errors.EmptyDataError as error:
         raise TableError(f"{path} is empty; the first line must name the columns.") from error
     except Exception as error:  # many kinds: not text, quotes left open, no Parquet, no gzip
@@ -49,10 +52,26 @@ def read_table(path: Path | str, words: Sequence[str] = ()) -> pd.DataFrame:
         raise TableError(f"{path} cannot be read as a table: it is no text.")
     if frame.empty:
         raise TableError(f"{path} has no rows.")
-    other = next((mark for mark in (";", "\t") if mark in frame.columns[0]), None)
-    if other and len(frame.columns) == 1:
-        raise TableError(f"{path} separates its columns by {other!r}; write it with commas, and numbers with points.")
+    if path.suffix.lower() not in PARQUET and not frame.index.equals(pd.RangeIndex(len(frame))):  # names were shifted
+        raise TableError(
+            f"{path}: its rows have more fields than its first line has names; name every column, and end no line with a comma."
+        )
     return frame
+
+
+def check_first_line(path: Path) -> None:
+    """Raise where the first line of a CSV file is separated by other marks, or names a column twice."""
+    if not path.is_file():  # what is read from a pipe can be read once
+        return
+    line = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+    if any("\0" in name for name in line):
+        raise TableError(f"{path} cannot be read as a table: it is no text.")
+    other = next((mark for mark in (";", "\t") if mark in line[0]), None)
+    if other and len(line) == 1:
+        raise TableError(f"{path} separates its columns by {other!r}; write it with commas, and numbers with points.")
+    twice = line[line.duplicated() & (line != "")].unique().tolist()
+    if twice:
+        raise TableError(f"{path} has more than one column named {listed(twice)}; give each a name of its own.")
 
 
 @dataclass(frozen=True)
@@ -133,7 +152,7 @@ class Schema:
             )
         values = column.to_numpy()
         if is_number(column):
-            whole = bool((values == np.floor(values)).all())
+            whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
             if not whole or (len(np.unique(values)) > FEW and len(np.unique(values)) > len(values) / 20):
                 raise TableError(
                     f"the target {self.target!r} holds {len(np.unique(values)):,} different numbers: that is a quantity, and "

@@ -83,11 +83,13 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def check_output(path: Path) -> None:
-    """Raise, before any work, where a file cannot be written."""
+def check_output(path: Path, *read: Path) -> None:
+    """Raise, before any work, where a file cannot be written, or is one of those to be read."""
     if str(path) == "-":
         return
     folder = path.resolve().parent
+    if any(path.resolve() == other.resolve() for other in read):
+        raise ValueError(f"-o {path} would replace the file that is read; give another name.")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
     if not folder.is_dir():

@@ -51,7 +51,7 @@ def compare(
 
     check_model(model)
     if out is not None:
-        check_output(out)
+        check_output(out, table)
     beside = out is not None and str(out) == "-"
     talk = Talk(quiet or as_json, beside)
     if str(table) == "digits" and not table.exists():

@@ -49,7 +49,7 @@ def fit(
     """Fit a predictor to all rows of TABLE (CSV or Parquet) and save it."""
     from fullconformal.cli.choices import check_model, choose
 
-    check_output(out)
+    check_output(out, table)
     check_model(model)
     talk = Talk(quiet or as_json)
     schema, X, y = read_training(table, target, drop, drop_missing, quiet)

@@ -50,14 +50,15 @@ def predict(
     from fullconformal.cli.choices import make_factory
     from fullconformal.estimators.saving import load_with_notes
     from fullconformal.sets import prediction_sets
-    from fullconformal.table import check_name, read_table
+    from fullconformal.table import PARQUET, check_name, read_table
 
-    check_output(out)
+    check_output(out, predictor, table)
     beside = str(out) == "-"
     talk = Talk(quiet or as_json, beside)
     clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
     schema = schema_of(predictor, notes)
-    frame = read_table(table, words=schema.categories)
+    copied = [] if out.suffix.lower() in PARQUET else [name for name in keep if name not in schema.numbers]
+    frame = read_table(table, words=[*words_of(schema, clf.classes_), *copied])
     for name in keep:
         check_name(frame, name, "--keep")
     X = schema.objects(frame)
@@ -68,8 +69,8 @@ def predict(
         p = clf.predict_epsilon(X)
         point = clf.predict(X)
     sets = prediction_sets(p, np.asarray(levels))
+    facts = measured(frame, schema.target, clf.classes_, sets, levels, quiet)
     write_table(as_frame(frame, keep, clf.classes_, point, p, sets, levels, out), out)
-    facts = measured(frame, schema.target, clf.classes_, sets, levels)
     if as_json and not beside:
         print_json({"rows": len(frame), "levels": facts, "out": str(out)})
     show(talk, facts, len(frame), schema.target, out)
@@ -87,6 +88,11 @@ def schema_of(path: Path, notes: Any) -> Any:
             f"{path} was not made by `fullconformal fit`, so it does not know the columns of a table; load it in Python: "
             "fullconformal.load(path)."
         ) from error
+
+
+def words_of(schema: Any, classes: Any) -> list[str]:
+    """The columns of a table that are read as text: categories, and the target where classes are text."""
+    return [*schema.categories, *([] if classes.dtype.kind in "biuf" else [schema.target])]
 
 
 def tell_unseen(clf: Any, schema: Any, X: Any, quiet: bool) -> None:
@@ -110,9 +116,10 @@ def as_frame(
     from fullconformal.sets import as_labels
     from fullconformal.table import PARQUET
 
-    columns: dict[str, Any] = {name: frame[name] for name in keep}
-    columns["prediction"] = point
     lists = out.suffix.lower() in PARQUET
+    # As objects numbers are written with all their digits; those that are computed need not be.
+    columns: dict[str, Any] = {name: frame[name] if lists else frame[name].astype(object) for name in keep}
+    columns["prediction"] = point
     for k, level in enumerate(levels):
         labels = as_labels(sets[:, :, k], classes)
         columns[f"set_{level:g}"] = [row.tolist() if lists else "|".join(map(str, row)) for row in labels]
@@ -121,24 +128,35 @@ def as_frame(
 
 
 def measured(
-    frame: pd.DataFrame, target: str, classes: Any, sets: np.ndarray, levels: list[float]
+    frame: pd.DataFrame, target: str, classes: Any, sets: np.ndarray, levels: list[float], quiet: bool
 ) -> list[dict[str, Any]]:
     """For each level the mean size of the sets, the share with one label and with none, and the coverage where it can be told."""
-    import numpy as np
+    import pandas as pd
 
-    truth, known = None, None
+    from fullconformal.table import as_words, listed
+
+    hits, known = None, None
     if target in frame.columns:
         known = frame[target].notna().to_numpy()
         values = frame[target][known]
-        truth = values.to_numpy(dtype=float) if classes.dtype.kind in "biuf" else values.astype(str).to_numpy()
+        numbers = classes.dtype.kind in "biuf"
+        truth = (pd.to_numeric(values, errors="coerce") if numbers else as_words(values)).to_numpy()
+        hits = truth[:, None] == (classes if numbers else classes.astype(object))
+        unseen = values[~hits.any(axis=1)]
+        if len(unseen):
+            few = [str(value) for value in unseen.unique()[:3]]
+            note(
+                f"{target!r} holds labels unseen in training in {len(unseen):,} rows ({listed(few)}); no set holds them.",
+                quiet,
+            )
     out = []
     for k, level in enumerate(levels):
         sizes = sets[:, :, k].sum(axis=1)
         fact: dict[str, Any] = {"confidence_level": level, "mean_size": float(sizes.mean())}
         fact |= {"one_label": float((sizes == 1).mean()), "empty": float((sizes == 0).mean())}
-        if truth is not None and len(truth):
-            inside = sets[known, :, k] & (np.asarray(truth)[:, None] == classes.astype(np.asarray(truth).dtype))
-            fact |= {"coverage": float(inside.any(axis=1).mean()), "labelled_rows": len(truth)}
+        if hits is not None and len(hits):
+            inside = sets[known, :, k] & hits
+            fact |= {"coverage": float(inside.any(axis=1).mean()), "labelled_rows": len(hits)}
         out.append(fact)
     return out
 

@@ -24,16 +24,15 @@ def report(predictor: Path, table: Path, out: Path, title: str | None, model: st
     The rows should be others than those it was fitted on.
     """
     from fullconformal.cli.choices import make_factory
-    from fullconformal.cli.predict import schema_of, tell_unseen
+    from fullconformal.cli.predict import schema_of, tell_unseen, words_of
     from fullconformal.estimators.saving import load_with_notes
     from fullconformal.table import check_name, read_table
 
-    check_output(out)
+    check_output(out, predictor, table)
     talk = Talk(quiet)
     clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
     schema = schema_of(predictor, notes)
-    words = [] if clf.classes_.dtype.kind in "biuf" else [schema.target]
-    frame = read_table(table, words=[*schema.categories, *words])
+    frame = read_table(table, words=words_of(schema, clf.classes_))
     check_name(frame, schema.target, "the target")
     X, y = schema.objects(frame), schema.labels(frame)
     unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))

@@ -6,11 +6,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -153,8 +155,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         check_folder(path)
         others = dict(others or {})
-        if len(X) != len(y):
-            raise ValueError(f"X has {len(X)} objects and y {len(y)} labels; give one label for each object.")
+        if _num_samples(X) != len(y):
+            raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
         if self._name() in others:
             raise ValueError(f"others has a method named {self._name()!r}, as this one is; give it another name.")
         p = {self._name(): self.predict_epsilon(X)}
@@ -172,7 +174,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             title=title,
             n_train=getattr(self, "n_samples_fit_", None),
             images=images,
-            rows=None if images is not None else X,
+            rows=None if images is not None else X.toarray() if issparse(X) else X,
             feature_names=feature_names,
             proba=self.predict_proba(X),
             diagnostics=self._in_words(),
@@ -233,10 +235,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if seed is None:
             seed = int(check_random_state(getattr(self, "random_state", None)).randint(2**31))
-        X, key = np.asarray(X), seed.to_bytes(8, "big")
-        named = X.dtype == np.object_  # whose bytes would be addresses
-        contents = (repr(x.tolist()).encode() if named else np.ascontiguousarray(x).tobytes() for x in X)
-        digests = (blake2b(content, digest_size=8, key=key).digest() for content in contents)
+        key = seed.to_bytes(8, "big")
+        digests = (blake2b(content, digest_size=8, key=key).digest() for content in contents(X))
         u = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
         return np.broadcast_to(u[:, None], (len(u), n_classes))
 
@@ -244,6 +244,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     """Classes (C,) and label indices (n,); at least two classes."""
     y = np.asarray(y)
+    kinds = sorted({type(label).__name__ for label in y.tolist()}) if y.dtype.kind == "O" else []
+    if len(kinds) > 1:
+        raise ValueError(f"y mixes labels of several kinds, {', '.join(kinds)}; give labels of one, and none missing.")
     if (
         y.dtype.kind not in "biu"
     ):  # whole numbers are always labels, and looking closer takes longer than the rest of this
@@ -252,6 +255,19 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
     return classes, index.astype(np.int64)
+
+
+def contents(X: Any) -> Iterator[bytes]:
+    """What each object holds, as bytes that do not depend on the other objects."""
+    if issparse(X):
+        X = X.tocsr().sorted_indices()
+        for first, last in pairwise(X.indptr):
+            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
+        return
+    X = np.asarray(X)
+    named = X.dtype.kind not in "biufc"  # whose bytes would be addresses, or text as wide as the longest in the array
+    for x in X:
+        yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
 
 
 def first_rows(X: Any, most: int = 20) -> Any:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.utils.validation import _num_samples
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -313,7 +314,7 @@ class LogProba:
     def __call__(self, X: Any) -> FloatArray:
         if isinstance(self.model, Problem):
             return problem_log_proba(self.model, X)
-        out = np.full((len(X), self.n_classes), -np.inf)
+        out = np.full((_num_samples(X), self.n_classes), -np.inf)
         if self.model is None:
             out[:, self.present] = 0.0
         else:

@@ -231,6 +231,8 @@ def _rows(rows: Any, shown: npt.NDArray[np.intp], names: Sequence[Any] | None) -
     """Rows of a DataFrame or array (m, d), at the objects shown."""
     own = getattr(rows, "columns", None)
     values = np.asarray(rows, dtype=object)
+    if values.ndim == 1:  # texts
+        values = values[:, None]
     if values.ndim != 2:
         raise ValueError(f"rows must have shape (m, d), got {values.shape}; pass pictures as images.")
     d = values.shape[1]
