@@ -51,7 +51,11 @@ class Training:
     @cached_property
     def halves(self) -> Halves | None:
         """What makes half-solved gradients where none are kept and the factor has a shorter way to them."""
-        return self.factor.halves(self.problem, self.memory // 4) if self.gradients is None else None
+        return (
+            self.factor.halves(self.problem, self.memory // 4)
+            if self.gradients is None and self.halved is None
+            else None
+        )
 
     @property
     def slack(self) -> Tensor:
