@@ -159,18 +159,33 @@ def report(name, p, y, seconds):
     return row
 
 
+def costs(clf, fit, predict):
+    """Print what the p-values of one curvature took beside the training, and return it."""
+    cost = {"fit_seconds": round(fit, 1), "predict_p_seconds": round(predict, 1)}
+    words = [f"fit {fit:.1f} s, predict_p {predict:.1f} s"]
+    formed = getattr(clf._engine, "formed", None)
+    if formed is not None:
+        cost["pairs_formed"] = formed
+        words.append(f"{formed:.3%} of the pairs of a candidate and a training point were formed")
+    if torch.cuda.is_available():
+        cost["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        words.append(f"at most {cost['peak_gib']} GiB so far")
+    print("  " + ", ".join(words), flush=True)
+    return cost
+
+
 def main(argv=None):
     """Train two networks and compare the prediction sets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--data", required=True, help="folder with CIFAR-10")
     parser.add_argument("--out", help="file for the results, JSON; the p-values go beside it as .npz")
     parser.add_argument("--curvatures", nargs="+", default=["last_layer", "ekfac"])
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--n-train", type=int, default=None, help="training images; all by default")
     parser.add_argument("--n-test", type=int, default=None, help="test images; all by default")
-    parser.add_argument("--memory", type=float, default=16.0, help="GiB for the curvature and its blocks")
+    parser.add_argument("--memory", type=float, default=32.0, help="GiB for the curvature and its blocks")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
@@ -209,8 +224,11 @@ def main(argv=None):
             networks["full"], method="influence", curvature=curvature, prefit=True, l2=WEIGHT_DECAY,
             device=args.device, memory_budget=args.memory, verbose=1,
         ).fit(X.cpu().numpy(), labels)  # fmt: skip
+        fitted = time.perf_counter()
         p[curvature] = clf.predict_p(X_test.cpu().numpy())
-        rows.append(report(curvature, p[curvature], y_test, seconds["full"] + time.perf_counter() - start))
+        done = time.perf_counter()
+        rows.append(report(curvature, p[curvature], y_test, seconds["full"] + done - start))
+        rows[-1] |= costs(clf, fitted - start, done - fitted)
         print(clf.diagnose())
     if args.out:
         device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"

@@ -30,6 +30,8 @@ def test_resnet_on_a_few_images(tmp_path):
     arguments += ["--epochs", "2", "--batch", "20", "--width", "4", "--device", "cpu"]
     rows = example.main(arguments)
     assert [row["method"] for row in rows] == ["split CP", "last_layer", "ekfac"]
+    assert all(row["fit_seconds"] > 0 and row["predict_p_seconds"] > 0 for row in rows[1:])
+    assert 0 < rows[2]["pairs_formed"] <= 1
     assert json.loads(out.read_text())["rows"] == rows
     with np.load(out.with_suffix(".npz")) as arrays:
         assert arrays["split CP"].shape == arrays["ekfac"].shape == (20, 10)

@@ -207,8 +207,12 @@ def test_halves_from_the_layers_equal_half_solved_gradients(name, curvature):
     every = torch.arange(problem.n_classes).expand(9, -1)
     for memory in (1, 2**28):
         halves = factor.halves(problem, memory)
-        expected = factor.half(flat(problem.gradients(X, y)))
-        assert (halves.half(X, y) - expected).abs().max() < 1e-12 * expected.abs().max()
+        expected, rows = factor.half(flat(problem.gradients(X, y))), torch.zeros(9, 1, problem.p + 1).double()
+        halves.half(X, y[:, None], torch.full((9, 1), 2.0).double(), rows)
+        assert (rows[:, 0, :-1] - 2 * expected).abs().max() < 1e-12 * expected.abs().max() and not rows[..., -1].any()
+        rows = torch.zeros(9, problem.n_classes, problem.p).double()
+        halves.half(X, every, torch.ones_like(rows[..., 0]), rows)
+        assert (rows[torch.arange(9), y] - expected).abs().max() < 1e-12 * expected.abs().max()
         expected = torch.stack([factor.influence(flat(problem.gradients(X, c)))[0] for c in every.T], dim=1)
         assert (halves.influences(X, every) - expected).abs().max() < 1e-12 * expected.max()
         own = halves.influences(X, y[:, None])[:, 0]
@@ -233,21 +237,19 @@ def test_sides_are_turned_before_or_after_the_sum_over_positions():
 def test_products_in_half_precision_keep_to_their_bound(name, size):
     model, X, y, _ = draw(name, 6, n=30)
     problem = Problem(model, X, y, 0.7)
-    whole = EKFAC().factor(problem).halves(problem, 2**28).half(X, y).float() * size
+    whole = EKFAC().factor(problem).half(flat(problem.gradients(X, y))).float() * size
     exact = whole.double() @ whole.double().T
     s = exact.diagonal().float()
 
     class Given(Halves):
-        step = 7
-
-        def half(self, X, y):
-            return whole[y]
+        def half(self, X, labels, scale, out):
+            out[..., : problem.p] = whole[labels] * scale[..., None]
 
         def influences(self, X, labels):
             raise AssertionError
 
     halved = Halved(Given(), problem.p, whole, low=True)
-    rows = halved.rows(X, torch.arange(30), s)
+    rows = halved.rows(X, torch.arange(30)[:, None], s[:, None])
     assert rows.dtype == torch.float16 and rows.shape[1] % 8 == 0
     error = (halved.products(rows, s, rows[:20], s[:20]).double() - exact[:, :20]).abs()
     assert (error <= halved.error * s.sqrt()[:, None] * s[:20].sqrt()).all()

@@ -24,7 +24,7 @@ LAYERS = {
     "curvature": ["problem", *(f"curvature.{name}" for name in ("base", "structured", "layers", "kronecker"))],
     "scores": [
         *["problem", "convex", "curvature.base", "pvalues"],
-        *["scores.base", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.blocks", "scores.halved"],
+        *["scores.base", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.halved"],
     ],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},

@@ -318,7 +318,8 @@ class Problem:
             return total + torch.cat(
                 [left.sum(0) if right is None else (left.T @ right).reshape(-1) for left, right in rows]
             )
-        for X, y in zip(self.X.split(self.chunk), self.y.split(self.chunk), strict=True):
+        chunk = min(self.chunk, 512) if self.prefix_names else self.chunk  # a pass back keeps all it met on its way
+        for X, y in zip(self.X.split(chunk), self.y.split(chunk), strict=True):
             if self.prefix_names:  # whose rows, one a point, may be large
                 pull = vjp(partial(self.logits_at, x=X), self.theta)[1]
                 total = total + pull(residuals(self.logits(X), y))[0]

@@ -27,11 +27,9 @@ class CurvatureError(ValueError):
 class Halves(ABC):
     """Half-solved gradients R⁻¹g of points, made without their gradients g being written out first."""
 
-    step: int  # points whose rows are made together
-
     @abstractmethod
-    def half(self, X: Tensor, y: Tensor) -> Tensor:
-        """R⁻¹g (k, p) of points (x, y)."""
+    def half(self, X: Tensor, labels: Tensor, scale: Tensor, out: Tensor) -> None:
+        """R⁻¹g of objects with each of their labels (k, R), times scale (k, R), into the first p columns of out (k, R, ...)."""
 
     @abstractmethod
     def influences(self, X: Tensor, labels: Tensor) -> Tensor:

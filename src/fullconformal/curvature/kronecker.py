@@ -71,19 +71,13 @@ class LayerHalves(Halves):
     positions: list[int]
     memory: int
 
-    @property
-    def step(self) -> int:  # type: ignore[override]
-        return self._chunk(1)
-
-    def half(self, X: Tensor, y: Tensor) -> Tensor:
-        """(k, p), as `KroneckerFactor.half` has them."""
-        out = X.new_empty(len(X), self.problem.p)
-        step = self.step
-        for start in range(0, len(X), step):
-            at = slice(start, start + step)
-            for part, M in self._matrices(X[at], y[at, None]):
-                out[at, part.place.slice] = M.flatten(1)
-        return out
+    def half(self, X: Tensor, labels: Tensor, scale: Tensor, out: Tensor) -> None:
+        """Rows as `KroneckerFactor.half` has them, times scale (k, R), into out (k, R, ...)."""
+        chunk = self._chunk(labels.shape[1])
+        for start in range(0, len(X), chunk):
+            at = slice(start, start + chunk)
+            for part, M in self._matrices(X[at], labels[at]):
+                out[at, :, part.place.slice] = M.mul_(scale[at, :, None, None]).flatten(2)
 
     def influences(self, X: Tensor, labels: Tensor) -> Tensor:
         """Squared lengths (k, R), layer by layer."""

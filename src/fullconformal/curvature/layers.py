@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, unfold
+from torch.nn.functional import pad
 
 from fullconformal.curvature.base import CurvatureError, softmax_root
 from fullconformal.problem import Problem
@@ -71,8 +71,7 @@ class Layer:
         if isinstance(self.module, nn.Conv2d):
             conv = self.module
             mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-            x = pad(x, conv._reversed_padding_repeated_twice, mode)
-            x = unfold(x, conv.kernel_size, conv.dilation, 0, conv.stride).mT
+            x = patches(pad(x, conv._reversed_padding_repeated_twice, mode).contiguous(), conv)
         else:
             x = x.reshape(len(x), -1, x.shape[-1])
         if not self.weight:
@@ -82,6 +81,21 @@ class Layer:
     def outputs(self, g: Tensor) -> Tensor:
         """What the layer returned, or gradients of it, as (k, T, o)."""
         return g.flatten(2).mT if isinstance(self.module, nn.Conv2d) else g.reshape(len(g), -1, g.shape[-1])
+
+
+def patches(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """What a convolution sees of padded images (k, c, H, W) at each position, (k, T, i), by one copy (`unfold`: one an image)."""
+    (k, c, *sizes), (image, channel, *steps) = x.shape, x.stride()
+    sides = zip(sizes, conv.kernel_size, conv.dilation, conv.stride, strict=True)
+    places = [(size - dilation * (kernel - 1) - 1) // stride + 1 for size, kernel, dilation, stride in sides]
+    view = x.as_strided(
+        (k, *places, c, *conv.kernel_size),
+        (
+            image, *(a * b for a, b in zip(steps, conv.stride, strict=True)),
+            channel, *(a * b for a, b in zip(steps, conv.dilation, strict=True)),
+        ),
+    )  # fmt: skip
+    return view.reshape(k, places[0] * places[1], -1)
 
 
 def read_layers(problem: Problem) -> list[Layer]:

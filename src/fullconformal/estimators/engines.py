@@ -114,6 +114,7 @@ class Influence(Differentiable):
     """The paper's approximation: one fit, one curvature, one gradient a point."""
 
     valid = False
+    formed: float | None = None  # share of the pairs whose product the last counts took
 
     def __init__(
         self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str, held: str = "",
@@ -151,6 +152,7 @@ class Influence(Differentiable):
             greater, equal = shards.counts(training, X, weight, rule, key, query.work, query.progress)
             return greater, equal
         out = influence_counts(training, X, weight, query)
+        self.formed = out.touched
         return out.greater, out.equal
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:

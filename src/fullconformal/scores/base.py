@@ -51,7 +51,11 @@ class Training:
     @cached_property
     def halves(self) -> Halves | None:
         """What makes half-solved gradients where none are kept and the factor has a shorter way to them."""
-        return self.factor.halves(self.problem, self.memory // 4) if self.gradients is None else None
+        return (
+            self.factor.halves(self.problem, self.memory // 8)
+            if self.gradients is None and self.halved is None
+            else None
+        )
 
     @property
     def slack(self) -> Tensor:
@@ -81,7 +85,7 @@ def prepare(
     keep_solved = keep_solved and n * p * size <= memory // 2
     keep_gradients = n * sum(b.o + b.i for b in problem.blocks) * size <= memory // 4
     if not keep_solved and not keep_gradients:
-        halves = factor.halves(problem, memory // 4)
+        halves = factor.halves(problem, memory // 8)
         if halves is not None:
             known = known or (
                 losses(problem.logits(like), problem.y),

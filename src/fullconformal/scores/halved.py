@@ -1,10 +1,9 @@
 """Pruned counts from half-solved gradients: for networks so large that gradients are neither kept nor solved for one by one.
 
-Products are g_i𝓗⁻¹ĝ = (R⁻¹g_i)·(R⁻¹ĝ), from halves that the factor makes as they are needed. Then:
-
-1. ŝ = |R⁻¹ĝ|² of every candidate, without its row, decides blocks of training points as in `pruned`;
-2. the candidates left, sorted by τ, go in groups as large as memory allows: the points that some of a group cannot be told from are
-   made again for every group, and meet it in one product.
+Products are g_iᵀ𝓗⁻¹ĝ = (R⁻¹g_i)·(R⁻¹ĝ), from halves that the factor makes as they are needed. ŝ = |R⁻¹ĝ|² of every candidate, without
+its row, decides most pairs as in `pruned`. Then the training points that some candidate cannot be told from are taken in portions as
+large as memory allows, each made once, and the candidates near one of them pass by: they are cheaper to make than points are, because
+the labels of an object share its inputs in every layer.
 
 A GPU keeps halves in half precision, as rows of one length. A product then errs by less than 2⁻⁹√(s_i ŝ): an entry is rounded by 2⁻¹¹ of
 itself in either factor, and Σ_j |x_j y_j| ≤ |x||y|; 2⁻¹¹ more for the result, and as much for adding up in float32. That is
@@ -21,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullconformal import pvalues
 from fullconformal.curvature.base import Halves
 from fullconformal.problem import candidate_losses
-from fullconformal.scores.base import Counts, Progress, Training, count_excess
-from fullconformal.scores.blocks import Blocks
+from fullconformal.scores.base import Counts, Progress, Training
 
 HALF_ERROR = 2.0**-9  # of a product in half precision, relative to √(s_i ŝ)
 LENGTH = 128.0  # of rows in half precision: products stay below 2¹⁴, and entries above the smallest numbers
@@ -46,14 +45,11 @@ class Halved:
         """Of a row."""
         return self.width * self.dtype.itemsize
 
-    def rows(self, X: Tensor, y: Tensor, s: Tensor) -> Tensor:
-        """Rows (k, width) of points (x, y) with self-influences s (k,)."""
-        out = torch.zeros(len(X), self.width, dtype=self.dtype, device=X.device)
-        for start in range(0, len(X), self.halves.step):
-            at = slice(start, start + self.halves.step)
-            half = self.halves.half(X[at], y[at])
-            out[at, : self.p] = half * _lengthening(s[at])[:, None] if self.low else half
-        return out
+    def rows(self, X: Tensor, labels: Tensor, s: Tensor) -> Tensor:
+        """Rows (k·R, width) of objects with each of their labels (k, R), from self-influences s (k, R)."""
+        out = torch.zeros(*labels.shape, self.width, dtype=self.dtype, device=X.device)
+        self.halves.half(X, labels, _lengthening(s) if self.low else torch.ones_like(s), out)
+        return out.flatten(0, 1)
 
     def products(self, left: Tensor, s_left: Tensor, right: Tensor, s_right: Tensor) -> Tensor:
         """g𝓗⁻¹g′ (k, l) of rows (k, width) and (l, width)."""
@@ -81,61 +77,84 @@ def _whole_sums() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before
 
 
+class _Pairs:
+    """Candidates (mC,) of τ and ŝ against training points: what bounds decide, and what products do."""
+
+    def __init__(self, training: Training, s_hat: Tensor, tau: Tensor, q: float, weight: Tensor | None, error: float):
+        self.s, self.error, self.rounding = training.self_influence.clamp_min(0), error, training.rounding
+        self.b, self.slack, self.weight = training.loss + q * self.s, training.slack, weight
+        self.n_classes, self.s_hat, self.tau = tau.shape[1], s_hat.flatten(), tau.flatten()
+        self.counts = torch.zeros(2, tau.numel(), dtype=torch.float64, device=tau.device)
+
+    def bounded(self, at: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """b − τ, √(s ŝ), and what |b − τ| must exceed for k not to matter, (c, points)."""
+        eps, tau = self.rounding + 2 * self.error, self.tau[at, None]
+        gap = self.b[points] - tau
+        reach = self.s[points].sqrt() * self.s_hat[at, None].sqrt()  # roots first: products of small numbers underflow
+        return gap, reach, reach * (1 + eps) + 2 * (self.slack[points] + eps * tau.abs())
+
+    def weights(self, at: Tensor, points: Tensor, pairs: Tensor) -> Tensor:
+        """Weight (c, points) of pairs, 0 for those left out."""
+        return pairs.double() if self.weight is None else pairs * self.weight[points].T[at % self.n_classes]
+
+    def decide(self, at: Tensor, points: Tensor, k: Tensor) -> None:
+        """Count the near pairs of candidates and points by their products (c, points)."""
+        gap, reach, far = self.bounded(at, points)
+        tolerance = (self.slack[points] + self.error * reach, self.rounding * self.tau[at, None].abs())
+        part = pvalues.count(gap - k, 0.0, tolerance, self.weights(at, points, gap.abs() <= far), axis=-1)
+        self.counts[0, at] += part[0]
+        self.counts[1, at] += part[1]
+
+    def near(self, points: Tensor, room: int, count: bool = False) -> tuple[Tensor, Tensor]:
+        """Candidates (m, C) near one of the points, points (k,) near a candidate; counts what is surely above where asked to."""
+        candidates, mine = torch.zeros_like(self.tau, dtype=torch.bool), torch.zeros_like(points, dtype=torch.bool)
+        every = torch.arange(len(self.tau), device=self.tau.device)
+        for at in every.split(max(1, room // (64 * len(points)))):
+            gap, _, far = self.bounded(at, points)
+            near = gap.abs() <= far
+            candidates[at], mine = near.any(1), mine | near.any(0)
+            if count:
+                self.counts[0, at] += self.weights(at, points, gap > far).sum(1)
+        return candidates.view(-1, self.n_classes), mine
+
+
 def counts_by_halves(
     training: Training, halved: Halved, X: Tensor, q: float, weight: Tensor | None, progress: Progress | None
 ) -> Counts:
-    """`pruned_counts` from half-solved gradients, those of candidates and of points made as they are needed."""
-    problem, m, eps = training.problem, len(X), training.rounding + 2 * halved.error
+    """`pruned_counts` from half-solved gradients, those of points and of candidates made as they are needed."""
+    problem, m, room = training.problem, len(X), training.memory // 8
     loss = candidate_losses(problem.logits(X))
     labels = torch.arange(loss.shape[1], device=X.device).expand_as(loss)
     s_hat = halved.halves.influences(X, labels)
-    tau, s_hat, y = (loss - (1 - q) * s_hat).flatten(), s_hat.flatten(), labels.reshape(-1)
-    order = torch.argsort(training.loss + q * training.self_influence, stable=True)
-    bag = Blocks(training, order, q, weight)
-    counts = torch.zeros(2, len(tau), dtype=torch.float64, device=X.device)
-    open_ = torch.zeros_like(tau, dtype=torch.bool)
-    every = torch.arange(len(tau), device=X.device)
-    for part in every.split(max(1, training.memory // 16 // (8 * 8 * len(bag.b)))):
-        sure, blocks = bag.sieve(tau[part], tau[part], s_hat[part], y[part], eps)
-        counts[0, part], open_[part] = sure.sum(0), blocks.any(0)
-    left = open_.nonzero()[:, 0]
-    left, formed, done = left[torch.argsort(tau[left])], 0, 0
-    # Half the memory for candidates: the points that a group needs are made again for every group.
-    for group in left.split(max(1, min(8192, training.memory // 2 // halved.nbytes))):
-        x = X[group // loss.shape[1]]
-        above, equal, pairs = _group_by_halves(training, halved, bag, x, y[group], tau[group], s_hat[group])
-        counts[0, group] += above
-        counts[1, group] += equal
-        formed, done = formed + pairs, done + len(group)
+    pairs = _Pairs(training, s_hat, loss - (1 - q) * s_hat, q, weight, halved.error)
+    order = torch.argsort(pairs.b, stable=True)
+    left, mine = pairs.near(order, room, count=True)
+    needed, formed, done = order[mine], 0, 0
+    for points in needed.split(max(1, min(8192, 4 * room // halved.nbytes))):
+        rows = halved.rows(problem.X[points], problem.y[points, None], pairs.s[points, None])
+        for x, y in _batches(pairs.near(points, room)[0], room // halved.nbytes):
+            at = (x[:, None] * loss.shape[1] + y).flatten()
+            own = halved.rows(X[x], y, s_hat[x[:, None], y])
+            pairs.decide(at, points, halved.products(own, pairs.s_hat[at], rows, pairs.s[points]))
+            formed += len(at) * len(points)
+        done += len(points)
         if progress is not None:
-            progress(m * done // len(left), m)
-    greater, equal = counts.view(2, m, -1).cpu().numpy()
-    return Counts(np.asarray(greater), np.asarray(equal), formed / (len(tau) * problem.n), len(left) / len(tau))
+            progress(m * done // len(needed), m)
+    greater, equal = pairs.counts.view(2, *loss.shape).cpu().numpy()
+    return Counts(
+        np.asarray(greater), np.asarray(equal), formed / (loss.numel() * problem.n), float(left.double().mean())
+    )
 
 
-def _group_by_halves(
-    training: Training, halved: Halved, bag: Blocks, X: Tensor, y: Tensor, tau: Tensor, s_hat: Tensor
-) -> tuple[Tensor, Tensor, int]:
-    """Weight above, beyond what was sure, and tied with candidates (c,) in the blocks open to any; the number of products formed."""
-    problem, eps, t = training.problem, training.rounding + 2 * halved.error, tau[:, None]
-    rows = halved.rows(X, y, s_hat)
-    sure, open_ = bag.sieve(tau, tau, s_hat, y, eps)
-    above, equal = torch.zeros(2, len(tau), dtype=torch.float64, device=X.device)
-    formed = 0
-    limit = max(1, training.memory // 16 // (8 * bag.order.shape[1] * len(tau) * X.element_size()))
-    step = max(1, training.memory // 8 // halved.nbytes)
-    for blocks in open_.any(1).nonzero()[:, 0].split(limit):
-        points, s = bag.order[blocks].flatten(), bag.s[blocks].flatten()
-        k = X.new_zeros(len(tau), len(points))  # 0 decides points that are not near as their product would
-        for part in bag.near(blocks, t, s_hat, eps).split(step):
-            if len(part):
-                own = halved.rows(problem.X[points[part]], problem.y[points[part]], s[part])
-                k[:, part] = halved.products(rows, s_hat, own, s[part])
-                formed += len(tau) * len(part)
-        excess = torch.sub(bag.b[blocks].flatten(), k, out=k).sub_(t)
-        slack = bag.slack[blocks].flatten() + halved.error * s.sqrt() * s_hat.sqrt()[:, None]
-        w = None if bag.weight is None else bag.weight[blocks].flatten(0, 1)[:, y].T
-        part = count_excess(excess, slack, training.rounding * t.abs(), w)
-        above += part[0] - sure[blocks].sum(0)
-        equal += part[1]
-    return above, equal, formed
+def _batches(near: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Objects (k,) and labels (k, R) that hold the candidates near (m, C), `most` rows at a time.
+
+    All labels of an object cost about as much as three of them one by one.
+    """
+    n_classes, many = near.shape[1], 3 * near.sum(1) > near.shape[1]
+    for x in many.nonzero()[:, 0].split(max(1, most // n_classes)):
+        if len(x):
+            yield x, torch.arange(n_classes, device=near.device).expand(len(x), -1)
+    for pair in (near & ~many[:, None]).nonzero().split(max(1, most)):
+        if len(pair):
+            yield pair[:, 0], pair[:, 1:]

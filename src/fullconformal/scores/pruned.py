@@ -16,7 +16,7 @@ Then for the candidates left, sorted by τ so that neighbours have the same open
 4. L⁻¹ĝ of a group of neighbours meets the L⁻¹g_i of the blocks open to any of them (where those are not kept, 𝓗⁻¹ĝ meets the
    gradients), one matrix product a group.
 
-Where the factor has a shorter way to half-solved gradients than gradients and solves, `halved` does the same with those.
+Where the factor has a shorter way to half-solved gradients than gradients and solves, `halved` prunes with those.
 
 A decision must hold by more than the rounding error and the tie tolerance, so the counts are those of the unpruned rule.
 """
@@ -30,13 +30,45 @@ from torch import Tensor
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
 from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, count_excess, products
-from fullconformal.scores.blocks import Blocks
 from fullconformal.scores.halved import Halved, counts_by_halves
 
+BLOCK = 64  # training points decided together, at least
 GROUP = {"cpu": 128, "cuda": 512}  # candidates that share a product: a GPU would rather multiply more than start often
 OBJECTS = 128  # whose labels are solved for together
 SMALL = 256  # twice the parameters with which solving costs less than the bookkeeping
 KEPT = 128  # one training point in so many has its 𝓗⁻¹g_i kept
+
+
+class _Sorted:
+    """Training points sorted by b (within classes where candidates are compared by weight), cut into blocks."""
+
+    def __init__(self, training: Training, points: Tensor, q: float, weight: Tensor | None):
+        n = len(points)
+        if weight is not None:
+            points = points[torch.argsort(training.problem.y[points], stable=True)]
+        size = max(BLOCK, 2 ** (n.bit_length() // 2 - 2))  # about √n / 4: blocks and their points both grow slowly
+        pad = -n % size
+        self.order = torch.cat([points, points[-1:].expand(pad)]).view(-1, size)
+        real = (torch.arange(n + pad, device=points.device) < n).view(-1, size)
+        self.s = training.self_influence[self.order].clamp_min(0)
+        self.b, self.slack = training.loss[self.order] + q * self.s, training.slack[self.order]
+        self.low, self.high = self.b.amin(1), self.b.amax(1)
+        self.root, self.slack_max = self.s.amax(1).sqrt(), self.slack.amax(1)
+        self.b[~real] = -torch.inf  # never counted
+        self.weight = None if weight is None else weight[self.order] * real[..., None]
+        self.real = real.sum(1)
+        # (blocks, 1) or (blocks, C)
+        self.total = self.real[:, None].double() if self.weight is None else self.weight.sum(1)
+
+    def sieve(self, low: Tensor, high: Tensor, s_hat: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Weight surely above candidates with τ between low and high, and whether it is open, of each block, (blocks, k)."""
+        reach = self.root[:, None] * (s_hat.sqrt() * (1 + eps))
+        margin = 2 * eps * torch.maximum(low.abs(), high.abs())
+        surely = (self.low - 2 * self.slack_max)[:, None] - (high + margin) > reach
+        never = (low - margin) - (self.high + 2 * self.slack_max)[:, None] > reach
+        total = self.total if self.weight is None else self.total[:, y]
+        open_ = ~(surely | never)
+        return surely * total, open_ if self.weight is None else open_ & (total > 0)
 
 
 @torch.no_grad()
@@ -54,7 +86,7 @@ def pruned_counts(
     room = training.memory // 16 // X.element_size()
     # Not more solves for the points kept than they can save, nor more than there is room for.
     kept = min(problem.n // KEPT, m * n_classes // 8, 4 * room // (3 * problem.p)) if q == 1 and floor > 0 else 0
-    bag = Blocks(training, order[: problem.n - kept], q, weight)
+    bag = _Sorted(training, order[: problem.n - kept], q, weight)
     counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=X.device)
     left = torch.ones_like(loss, dtype=torch.bool)
     if floor > 0:
@@ -109,7 +141,7 @@ class _Tail:
 
 
 def _without_solving(
-    training: Training, bag: Blocks, tail: _Tail | None, X: Tensor, loss: Tensor, q: float, counts: Tensor
+    training: Training, bag: _Sorted, tail: _Tail | None, X: Tensor, loss: Tensor, q: float, counts: Tensor
 ) -> Tensor:
     """Add what needs no solve to counts (2, m, C); returns the candidates (m, C) that are left."""
     logits, J = training.problem.jacobian(X)
@@ -149,7 +181,7 @@ def _halved(training: Training, root: Tensor | None, X: Tensor, x: Tensor, y: Te
 
 
 def _by_solving(
-    training: Training, bag: Blocks, s_hat: Tensor, half: Tensor, y: Tensor, loss: Tensor, q: float
+    training: Training, bag: _Sorted, s_hat: Tensor, half: Tensor, y: Tensor, loss: Tensor, q: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight above and tied with candidates (k,) among the training points of the bag, and the number of products formed."""
     eps, tau = training.rounding, loss - (1 - q) * s_hat
@@ -179,7 +211,7 @@ def _by_solving(
 
 
 def _products(
-    training: Training, bag: Blocks, u: Tensor, tau: Tensor, s_hat: Tensor, blocks: Tensor, eps: float
+    training: Training, bag: _Sorted, u: Tensor, tau: Tensor, s_hat: Tensor, blocks: Tensor, eps: float
 ) -> Tensor:
     """k_i (k, points) from u = 𝓗⁻¹ĝ (L⁻¹ĝ where L⁻¹g_i are kept) for the points of blocks and candidates with τ (k, 1) and ŝ (k,).
 
@@ -191,7 +223,9 @@ def _products(
         return u @ training.halved[points].T
     if training.gradients is not None:
         return u @ flat(training.rows(points)).T
-    near = bag.near(blocks, tau, s_hat, eps)
+    reach = (bag.s[blocks].flatten() * s_hat[:, None]).sqrt() * (1 + eps)
+    margin = 2 * (bag.slack[blocks].flatten() + eps * tau.abs())
+    near = ((bag.b[blocks].flatten() - tau).abs() <= reach + margin).any(0).nonzero()[:, 0]
     out = u.new_zeros(len(u), len(points))
     for part in near.split(max(1, training.memory // 16 // (2 * u.shape[1] * u.element_size()))):
         if len(part):
