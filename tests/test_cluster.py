@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import joblib
@@ -134,7 +135,7 @@ def test_a_few_objects_are_shared_out_by_training_points():
     assert shards.grid(training, training.problem.X[:1], 2) == {"blocks": 1, "shards": 8}
     assert shards.grid(training, training.problem.X, 2) == {"blocks": 8, "shards": 1}
     assert shards.grid(training, training.problem.X[:1].expand(10_000, -1), 1) == {"blocks": 5, "shards": 1}
-    small = type(training)(*[*vars(training).values()][:-1], memory=4 * training.problem.X.nbytes // 3)
+    small = replace(training, memory=4 * training.problem.X.nbytes // 3)
     assert shards.grid(small, training.problem.X, 2) == {"blocks": 8, "shards": 3}
 
 
