@@ -244,14 +244,13 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     """Classes (C,) and label indices (n,); at least two classes."""
     y = np.asarray(y)
-    kinds = sorted({type(label).__name__ for label in y.tolist()}) if y.dtype.kind == "O" else []
-    if len(kinds) > 1:
-        raise ValueError(f"y mixes labels of several kinds, {', '.join(kinds)}; give labels of one, and none missing.")
-    if (
-        y.dtype.kind not in "biu"
-    ):  # whole numbers are always labels, and looking closer takes longer than the rest of this
-        check_classification_targets(y)
-    classes, index = np.unique(y, return_inverse=True)
+    try:
+        if y.dtype.kind not in "biu":  # whole numbers are always labels, and looking closer takes longer than the rest
+            check_classification_targets(y)
+        classes, index = np.unique(y, return_inverse=True)
+    except TypeError as error:  # they have no order
+        kinds = ", ".join(sorted({type(label).__name__ for label in y.tolist()}))
+        raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
     return classes, index.astype(np.int64)
