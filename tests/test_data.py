@@ -271,7 +271,7 @@ def test_the_command_tells_what_a_folder_holds(tmp_path, monkeypatch):
     result = CliRunner().invoke(main, ["data", "cifar10", "--folder", str(tmp_path)])
     assert result.exit_code == 0 and "20 training and 4 test points of 3×32×32 uint8" in result.output
     result = CliRunner().invoke(main, ["data", "mnist", "--folder", str(tmp_path)])
-    assert result.exit_code == 1 and "does not exist. Put" in result.output
+    assert result.exit_code == 2 and "does not exist. Put" in result.output
     assert "1,000 training" in CliRunner().invoke(main, ["data", "synthetic"]).output
     assert CliRunner().invoke(main, ["data", "digits", "--download"]).exit_code == 2
 

@@ -16,15 +16,12 @@ def data(name: str, folder: Path | None, download: bool) -> None:
     """Check a data set's files and say what they hold."""
     from fullconformal import data as sets
 
-    try:
-        if name in ("digits", "synthetic"):
-            if download:
-                raise click.UsageError(f"{name} needs no files; leave --download out.")
-            loaded = sets.load_digits() if name == "digits" else sets.make_synthetic()
-        else:
-            if download:
-                click.echo(f"files in {sets.download(name, folder)}")
-            loaded = getattr(sets, f"load_{name}")(folder)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    if name in ("digits", "synthetic"):
+        if download:
+            raise click.UsageError(f"{name} needs no files; leave --download out.")
+        loaded = sets.load_digits() if name == "digits" else sets.make_synthetic()
+    else:
+        if download:
+            click.echo(f"files in {sets.download(name, folder)}")
+        loaded = getattr(sets, f"load_{name}")(folder)
     click.echo(str(loaded))
