@@ -185,7 +185,7 @@ def main(argv=None):
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--n-train", type=int, default=None, help="training images; all by default")
     parser.add_argument("--n-test", type=int, default=None, help="test images; all by default")
-    parser.add_argument("--memory", type=float, default=32.0, help="GiB for the curvature and its blocks")
+    parser.add_argument("--memory", type=float, default=40.0, help="GiB for the curvature and its blocks")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)

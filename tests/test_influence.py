@@ -15,6 +15,7 @@ from fullconformal.models import mlp
 from fullconformal.problem import Problem, softmax_curvature
 from fullconformal.scores.base import all_scores, count_excess, count_scores, prepare
 from fullconformal.scores.direct import direct
+from fullconformal.scores.halved import Halved, counts_by_halves
 from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton, removal
 from fullconformal.scores.pruned import pruned_counts
@@ -217,16 +218,34 @@ def test_float32_is_close_to_float64():
     assert np.abs(p[0] - p[1]).max() <= 3 / 301
 
 
-@pytest.mark.parametrize("curvature", ["ekfac", "ggn"])
+@pytest.mark.parametrize(
+    ("name", "curvature"), [("cnn", "ggn"), ("cnn", "ekfac"), ("resnet", "ekfac"), ("resnet", "kfac")]
+)
 @given(seed=SEEDS, q=Q, conditional=st.booleans(), far=st.sampled_from([1, 10]))
 @settings(max_examples=6, deadline=None)
-def test_gradients_that_are_not_kept_change_nothing(curvature, seed, q, conditional, far):
+def test_gradients_that_are_not_kept_change_nothing(name, curvature, seed, q, conditional, far):
     """They are made for the points that a candidate cannot be told from: the same counts."""
-    kept, _, X = prepared("cnn", seed, curvature, keep=False, n=300, m=5)
-    lean, _, _ = prepared("cnn", seed, curvature, keep=False, n=300, m=5, memory=2**17)
+    kept, _, X = prepared(name, seed, curvature, keep=False, n=300, m=5)
+    lean, _, _ = prepared(name, seed, curvature, keep=False, n=300, m=5, memory=2**17)
     assert kept.gradients is not None and lean.gradients is None
+    assert (lean.halves is None) == (curvature == "ggn")
     y = lean.problem.y.numpy()
     weight = pvalues.comparison_weight(y, 3, class_conditional=conditional)
     weight = None if weight is None else torch.as_tensor(weight)
     ours, other = pruned_counts(lean, far * X, q, weight), count_scores(direct, kept, far * X, q, weight)
     assert np.array_equal(ours.greater, other.greater) and np.array_equal(ours.equal, other.equal)
+
+
+@given(seed=SEEDS, q=Q, far=st.sampled_from([1, 10]))
+@settings(max_examples=3, deadline=None)
+def test_half_precision_errs_upwards(seed, q, far):
+    """As a GPU has it: what is above is above, what is not below is not below, and few pairs are tied for it."""
+    exact, _, X = prepared("resnet", seed, "ekfac", keep=False, n=300, m=5)
+    expected = count_scores(direct, exact, far * X, q)
+    problem = Problem(exact.problem.model.float(), exact.problem.X.float(), exact.problem.y, 0.7)
+    training = prepare(problem, CURVATURES["ekfac"]().factor(problem), 2**17, keep_solved=False)
+    X = far * X.float()
+    ours = counts_by_halves(training, Halved(training.halves, problem.p, X, low=True), X, q, None, None)
+    assert (ours.greater <= expected.greater).all()
+    assert (ours.greater + ours.equal >= expected.greater + expected.equal).all()
+    assert ours.equal.mean() < 10

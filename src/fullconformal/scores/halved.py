@@ -130,7 +130,8 @@ def counts_by_halves(
     order = torch.argsort(pairs.b, stable=True)
     left, mine = pairs.near(order, room, count=True)
     needed, formed, done = order[mine], 0, 0
-    for points in needed.split(max(1, min(8192, 4 * room // halved.nbytes))):
+    portion = max(1, min(8192, 4 * room // halved.nbytes))
+    for points in needed.split(portion) if len(needed) else ():
         rows = halved.rows(problem.X[points], problem.y[points, None], pairs.s[points, None])
         for x, y in _batches(pairs.near(points, room)[0], room // halved.nbytes):
             at = (x[:, None] * loss.shape[1] + y).flatten()
