@@ -122,7 +122,8 @@ def newton_scores(oracle: Oracle, H: Tensor, damping: float, X: Tensor, q: float
 def pseudo_shift(A: Tensor, S: Tensor, r: Tensor, power, sign: int) -> Tensor:
     """S⁺(power(I ± SA) − I)r, plus nothing along the null space of S: literal, and only for well-conditioned S."""
     eye = torch.eye(len(r), dtype=r.dtype)
-    shift = torch.linalg.pinv(S, hermitian=True) @ ((power(eye + sign * S @ A) - eye) @ r)
+    # S is singular along the ones: an eigenvalue of zero may round to more than pinv's own cut-off of 3 eps.
+    shift = torch.linalg.pinv(S, hermitian=True, rtol=1e-12) @ ((power(eye + sign * S @ A) - eye) @ r)
     return shift  # up to a multiple of the ones vector, to which the loss is blind
 
 
