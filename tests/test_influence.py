@@ -98,7 +98,8 @@ def test_a_removal_beyond_leverage_one_makes_a_point_nonconforming():
 
 @pytest.mark.parametrize(
     ("name", "curvature"),
-    [(name, curvature) for name in MODELS for curvature in ("ggn", "hessian", "kfac")]
+    [(name, curvature) for name in MODELS for curvature in ("ggn", "kfac")]
+    + [(name, "hessian") for name in MODELS if name != "resnet"]  # whose Hessian alone takes as long as all others
     + [(name, curvature) for name in ("mlp", "cnn") for curvature in ("block", "ekfac", "dual")]
     + [("resnet", "ekfac"), ("mlp", "cg")],
 )

@@ -36,6 +36,11 @@ def penalties(d, penalty):
     return torch.tensor([penalty[0]] * (d - 1) + [penalty[1]], dtype=torch.float64)
 
 
+def written(factor, like):
+    """The matrix that a factor is of, from what it does to the identity."""
+    return torch.linalg.inv(factor.solve(torch.eye(len(like)).to(like)))
+
+
 def literal(phi, logits, y, phi_x, logits_x, penalty, q):
     """Scores α (m, C, n) and τ (m, C) point by point, 𝓗 = n·(A ⊗ S) written out and pseudo-inverted."""
     (n, d), n_classes = phi.shape, logits.shape[1]
@@ -100,7 +105,7 @@ def test_what_is_added_to_the_factors_multiplies_to_the_penalty():
     B, D = torch.randn(9, 5, generator=g).double(), torch.randn(9, 4, generator=g).double()
     A, S, lam = B.T @ B, D.T @ D, torch.tensor([0.3, 0.3, 0.3, 0.3, 0.0]).double()
     a, s = kronecker_factors(A.clone(), S.clone(), lam)
-    added = [f.matrix @ f.matrix.T - M for f, M in ((a, A), (s, S))]
+    added = [written(f, M) - M for f, M in ((a, A), (s, S))]
     added[1] -= S.diagonal().mean() / 4  # the multiple of 11ᵀ
     assert torch.allclose(torch.kron(*added), torch.diag(lam.repeat_interleave(4)), atol=1e-12)
     # Both factors are damped by the same part of their mean eigenvalue.
@@ -203,7 +208,7 @@ def test_figures_are_those_of_the_layer():
     for pi in torch.softmax(logits, 1):
         S += (torch.diag(pi) - torch.outer(pi, pi)) / 120
     a, s = kronecker_factors(A.clone(), S.clone(), torch.full((5,), 0.05, dtype=torch.float64))
-    H = 120 * torch.kron(a.matrix @ a.matrix.T, s.matrix @ s.matrix.T)
+    H = 120 * torch.kron(written(a, A), written(s, S))
     g = 120 * gradient.T.reshape(-1)
     assert figures.newton_decrement == pytest.approx(float(g @ torch.linalg.solve(H, g)) ** 0.5, rel=1e-9)
 
