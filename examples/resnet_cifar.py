@@ -161,7 +161,7 @@ def report(name, p, y, seconds):
 
 def costs(clf, fit, predict):
     """Print what the p-values of one curvature took beside the training, and return it."""
-    cost = {"fit_seconds": round(fit, 1), "predict_p_seconds": round(predict, 1)}
+    cost = {"fit_seconds": round(fit, 3), "predict_p_seconds": round(predict, 3)}
     words = [f"fit {fit:.1f} s, predict_p {predict:.1f} s"]
     formed = getattr(clf._engine, "formed", None)
     if formed is not None:
