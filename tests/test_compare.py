@@ -164,9 +164,8 @@ def test_a_method_that_fails_does_not_stop_the_others():
     assert {record.method for record in compared.records} == set(compared.p) == set(compared.sets) == {"split"}
     text = str(compared)
     assert "broken [x] failed: RuntimeError: it [bold]broke[/]" in text and "forest failed: TypeError" in text
-    assert [line.split()[-1] for line in text.splitlines() if line.startswith("forest ") and "Type" not in line] == [
-        "failed"
-    ] * 2
+    rows = [line.split()[-1] for line in text.splitlines() if line.startswith("forest ") and "Type" not in line]
+    assert set(rows) == {"failed"}  # one a group of columns; how many there are depends on how wide the times are
     with pytest.raises(
         ValueError, match=r"method='forest' failed: estimator=RandomForestClassifier.* numbers of: 'split'"
     ):
