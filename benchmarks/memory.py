@@ -32,7 +32,9 @@ def main(budget: float) -> None:
     torch.manual_seed(0)
     net = mlp(32, (100, 50, 20), 10)
     print(f"imports and data: {peak():.0f} MB")
-    clf = FullConformalClassifier(net, method="influence", max_epochs=2, memory_budget=budget, random_state=0)
+    clf = FullConformalClassifier(
+        net, method="influence", curvature="ggn", max_epochs=2, memory_budget=budget, random_state=0
+    )
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConformalWarning)

@@ -115,7 +115,14 @@ def run(data: Dataset, net: nn.Module, memory_budget: float, m: int | None = Non
     """Curvature, factor, self-influences and p-values of all labels through the public face, and where the time went."""
     out = Run()
     clf = FullConformalClassifier(
-        net, prefit=True, method="influence", l2=L2, damping=DAMPING, memory_budget=memory_budget, **options
+        net,
+        prefit=True,
+        method="influence",
+        curvature="ggn",
+        l2=L2,
+        damping=DAMPING,
+        memory_budget=memory_budget,
+        **options,
     )
     with stages(out), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConformalWarning)

@@ -13,7 +13,7 @@ from fullconformal.curvature import EKFAC, GGN, Curvature, CurvatureError, Dual,
 from fullconformal.problem import Problem
 
 RATES = {"cpu": 2e10, "cuda": 1e13}  # operations a second that large products reach, with a good margin
-PATIENCE = 300.0  # seconds beyond which "auto" does not take an exact curvature
+PATIENCE = 600.0  # seconds beyond which "auto" does not take an exact curvature
 LAYERS = ("kfac", "ekfac")  # which know Linear and Conv2d layers only
 GIB = 2**30
 

@@ -69,7 +69,7 @@ class FullConformalClassifier(FullOptions):
         it out, for n·C < p and for moderate n. "block" keeps what lies within layers, "ekfac" and "kfac" approximate that for Linear
         and Conv2d layers of any size, "last_layer" is the GGN of the last linear layer; what they leave out is held fixed.
         "last_layer_kron" approximates that by a Kronecker product: millions of points and thousands of classes, from one pass. "auto"
-        is the GGN where it fits memory_budget and five minutes, else "dual" where that does, else "ekfac", else "last_layer"; `diagnose`
+        is the GGN where it fits memory_budget and ten minutes, else "dual" where that does, else "ekfac", else "last_layer"; `diagnose`
         shows the choice and the estimates.
     damping : float, optional
         Added to the mean-form curvature. By default 0 where the factorisation succeeds, else the smallest that works.
