@@ -76,7 +76,7 @@ def save(figure: Figure, folder: Path, name: str) -> str:
 def synthetic(lines: list[Line], folder: Path) -> list[tuple[str, str]]:
     """The figures on synthetic data: (file, caption)."""
     scores = [line for line in lines if line.get("measure") == "scores"]
-    p_values = [line for line in lines if line.get("measure") == "p_values"]
+    p_values = [line for line in lines if line.get("measure") == "p_values" and line["experiment"] != "times"]
     out = []
     if scores:
         out += _scores(scores, folder)

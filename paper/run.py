@@ -125,11 +125,13 @@ def run_method(setting: Setting, method: str, found: data.Dataset, records: Reco
         tell(f"{name} FAILED: {type(error).__name__}: {error}")
         return
     epsilon, y = result.epsilon, inputs.y_test[: len(result.epsilon)]
+    few = n_symmetric(config, setting.model) or FIRST  # the points that the exactly valid method is judged by
     line = {
         "key": name,
         "experiment": config.name, "data": found.name, "model": setting.model, "method": method, "seed": setting.seed,
         "n": len(inputs.y), "p": sum(q.numel() for q in setting.network("split").model.parameters()),
-        "first": measured(epsilon[:FIRST], y[:FIRST]), "all": measured(epsilon, y), "curve": curves(epsilon, y),
+        "first": measured(epsilon[:FIRST], y[:FIRST]), "all": measured(epsilon, y),
+        "same": measured(epsilon[:few], y[:few]), "curve": curves(epsilon, y),
         "accuracy": float((epsilon.argmax(1) == y).mean()),
         "seconds": {"train": result.train, "fit": result.fit, "predict": result.predict},
         "note": found.note, **result.more, **environment(setting.device),

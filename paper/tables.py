@@ -164,7 +164,7 @@ def too_many_errors(lines: list[Line]) -> bool:
 def number(mean: Mean, transform: Any = None) -> str:
     """A mean with its standard error."""
     value = mean.value if transform is None else transform(mean.value)
-    return f"{value:.3f} ± {mean.se:.3f}"
+    return f"{value:.3f} ± {mean.se:.3f}".replace("-0.000 ", "0.000 ")
 
 
 def facts(lines: list[Line]) -> str:

@@ -17,7 +17,7 @@ from scipy.stats import ttest_ind_from_stats
 
 from fullconformal import ConformalWarning
 from fullconformal.sets import members
-from paper import config, page, run, synthetic, tables
+from paper import claims, config, figures, page, run, synthetic, tables
 from paper.methods import Lookup
 from paper.records import Records, read_lines
 from paper.training import parts
@@ -232,9 +232,8 @@ def test_cells_hold_means_the_papers_value_and_the_note(tmp_path):
     text = page.build(tmp_path).read_text(encoding="utf-8")
     # √(0.01² + (0.02²)/3) = 0.0153
     assert "0.320 ± 0.015" in text and "paper: .385" in text and "47 of the 103 rows" in text
-    assert (
-        "0.400 ± 0.010*" in text and "ACP (D) has the smaller area in 1 of 1 settings (the paper: 0 of these)" in text
-    )
+    said = "ACP (D) has the smaller area in 1 of 1 settings (the paper: 0 of these), significantly by Welch"
+    assert "0.400 ± 0.010*" in text and said in text
 
 
 def test_small_sets_that_err_too_often_are_marked_and_not_bold(tmp_path):
@@ -243,6 +242,30 @@ def test_small_sets_that_err_too_often_are_marked_and_not_bold(tmp_path):
     (table,) = [tables.comparison(lines, "MNIST", "size_auc", "x", ["scp", "ours"])]
     scp, ours = table.rows[0][1]
     assert ours.all.endswith("‡") and not ours.best and scp.best and "‡" not in scp.all
+
+
+def test_the_exactly_valid_head_is_judged_beside_split_on_its_own_points():
+    same = {"m": 50, "error@0.2": [0.33, 0.02]}
+    lines = [fake("MNIST", "LR", "scp", seed, 0.4, error=0.2, same=same) for seed in range(3)]
+    lines += [fake("MNIST", "LR", "symmetric", seed, 0.4, error=0.3, m=50) for seed in range(3)]
+    found = " ".join(claims.valid(lines).found)
+    assert "MNIST LR 0.300, SCP on the same 50 points 0.330" in found
+    lines = [line | {"same": same | {"m": 40}} for line in lines]
+    assert "on the same" not in " ".join(claims.valid(lines).found)
+
+
+def test_times_are_a_claim_of_their_own():
+    line = {
+        "experiment": "times",
+        "measure": "p_values",
+        "n": 1000,
+        "features": 50,
+        "data": "synthetic",
+        "hardware": {"cpu": "x", "threads": 1},
+    }
+    line["found"] = {"m": 100, "seconds": {"exact": 0.5, "acp": 0.04}, "distance": [1.0, 0.1]}
+    assert "exact full CP 0.50 s, ACP 0.040 s" in claims.faster([line]).found[0]
+    assert not claims.p_values_close([line]).found and not figures.synthetic([line], Path("nowhere"))
 
 
 def test_later_lines_replace_earlier_ones():
