@@ -10,10 +10,8 @@ from fullconformal.models.networks import linear
 
 
 def find_head(network: nn.Module, head: str) -> list[str]:
-    """Names of the linear layers that may be the head: the one given, or with "auto" all of them."""
+    """Names of the linear layers that may be the head: the one given, or with "auto" all of them; "" is the whole network."""
     layers: list[str] = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if "" in layers:
-        raise ValueError(f"head={head!r}: the estimator is a single linear layer; use estimator=None instead.")
     if not layers or (head != "auto" and head not in layers):
         raise ValueError(
             f"head={head!r} is no torch.nn.Linear of the estimator; its linear layers: {layers or 'none'}."

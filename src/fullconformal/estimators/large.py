@@ -72,6 +72,10 @@ class Head:
         phi, logits = (torch.cat(part) for part in zip(*parts, strict=True))
         return phi, logits
 
+    def penalty(self, penalties: Mapping[str, float], part: str) -> float:
+        """The penalty of the layer's weight or bias, of those of the network's parameters; the layer may be the network."""
+        return penalties.get(f"{self.name}.{part}".lstrip("."), 0.0)
+
     @property
     def weights(self) -> Tensor:
         """The layer's parameters (C, d), the bias the last column, float64."""
@@ -92,10 +96,10 @@ class LastLayer(Engine):
         self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], damping: float | None, q: float,
         device: torch.device, memory: int, half: bool, progress: Progress | None,
     ):  # fmt: skip
-        """Penalties by parameter in mean form; `half` keeps features in float16."""
+        """Penalties by parameter in mean form; `half` keeps features that are float32 in float16."""
         self.damping_chosen, self.memory, self.ordered = damping is None, memory, stream.ordered
         self.head, batches = open_stream(network, stream, device)
-        weights = self.head.weights
+        half, weights = half and self.head.dtype == torch.float32, self.head.weights
         self.n_classes, d = weights.shape
         check_memory(stream.expected, d, self.n_classes, self.head.dtype.itemsize, half, memory)
         passing = Passing(d, self.n_classes, self.head.device, self.head.dtype, stream.expected)
@@ -111,9 +115,9 @@ class LastLayer(Engine):
         self.input_shape = tuple(x.shape[1:])
         self.labels: npt.NDArray[np.int64] = np.concatenate(labels)
         self.n = len(self.labels)
-        lam = torch.full((d,), penalty.get(f"{self.head.name}.weight", 0.0), dtype=torch.float64, device=weights.device)
+        lam = torch.full((d,), self.head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
         if self.head.layer.bias is not None:
-            lam[-1] = penalty.get(f"{self.head.name}.bias", 0.0)
+            lam[-1] = self.head.penalty(penalty, "bias")
         self.bag = passing.finish(weights, lam, damping or 0.0, q, half)
 
     def log_proba(self, X: Any) -> FloatArray:
@@ -185,7 +189,7 @@ class OnFeatures(Engine):
         self.input_shape = tuple(x.shape[1:])
         y = torch.cat(labels)
         self.labels: npt.NDArray[np.int64] = y.cpu().numpy()
-        on = {f"0.{part}": self.n * penalty.get(f"{self.head.name}.{part}", 0.0) for part in ("weight", "bias")}
+        on = {f"0.{part}": self.n * self.head.penalty(penalty, part) for part in ("weight", "bias")}
         top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
         problem = Problem(
             top, torch.cat(features), y, {k: v for k, v in on.items() if k in dict(top.named_parameters())}
@@ -265,7 +269,7 @@ def _kronecker(
     memory: int, progress: Progress | None,
 ) -> LastLayer:  # fmt: skip
     check_approximation(options.approximation)
-    half = device.type == "cuda" and options.dtype == "auto" and next(network.parameters()).dtype == torch.float32
+    half = device.type == "cuda" and options.dtype == "auto"
     q = SCHEMES[options.scheme]
     return LastLayer(network, stream, penalty, options.damping, q, device, memory, half, progress)
 
@@ -275,7 +279,8 @@ def open_stream(
 ) -> tuple[Head, Iterator[tuple[Tensor, Tensor]]]:
     """The network split at its last layer, and the batches of a stream that has been found readable."""
     stream.check()
-    batches = stream.batches(device, next(network.parameters()).dtype)
+    *_, last = network.parameters()  # a frozen backbone may have another dtype than the head that was put on it
+    batches = stream.batches(device, last.dtype)
     first = next(batches)
     return Head.of(network, first[0]), chain([first], batches)
 
