@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -17,71 +16,14 @@ from torch import Tensor, nn
 from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics, leverages
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
-from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline, to_tensor
-from fullconformal.estimators.heads import last_step
+from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline
+from fullconformal.estimators.heads import Head
 from fullconformal.estimators.options import CURVATURES, DTYPES, SCHEMES, FullOptions
-from fullconformal.estimators.streams import BATCH, Stream
-from fullconformal.models.backbone import Backbone
+from fullconformal.estimators.streams import Stream
 from fullconformal.models.fitting import NotFinite
-from fullconformal.models.networks import is_zero_first
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress
 from fullconformal.scores.last_layer import PASS, Passing, last_layer_counts
-
-
-@dataclass(frozen=True)
-class Head:
-    """A network in two: the frozen backbone that makes features, and the linear layer that makes logits of them."""
-
-    backbone: Backbone
-    name: str
-    layer: nn.Linear
-    device: torch.device
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, network: nn.Module, x: Tensor) -> Head:
-        """Split a network; x is a batch of objects it takes."""
-        try:
-            name = last_step(network.eval(), "auto", x[:2])
-        except RuntimeError as error:
-            raise ValueError(f"estimator does not take objects of shape {tuple(x.shape[1:])}: {error}") from error
-        layer = network.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        if is_zero_first(layer):
-            raise ValueError(
-                "curvature='last_layer_kron' needs a last layer with one output a class; a logistic regression of two classes has "
-                "a single one, for which curvature='ggn' is exact and as cheap."
-            )
-        return cls(Backbone(network, name), name, layer, x.device, x.dtype)
-
-    @torch.no_grad()
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (k, d), a one appended where the layer has a bias, and logits (k, C)."""
-        phi = self.backbone(x)
-        if phi.ndim != 2:
-            raise ValueError(
-                f"the last layer is given inputs of shape {tuple(phi.shape)}; it must take (batch, features)."
-            )
-        logits = self.layer(phi)
-        return phi if self.layer.bias is None else torch.cat([phi, phi.new_ones(len(phi), 1)], 1), logits
-
-    def split(self, X: Any) -> tuple[Tensor, Tensor]:
-        """Features and logits of objects X (m, ...)."""
-        parts = [self(to_tensor(X[at : at + BATCH], self.device, self.dtype)) for at in range(0, len(X), BATCH)]
-        phi, logits = (torch.cat(part) for part in zip(*parts, strict=True))
-        return phi, logits
-
-    def penalty(self, penalties: Mapping[str, float], part: str) -> float:
-        """The penalty of the layer's weight or bias, of those of the network's parameters; the layer may be the network."""
-        return penalties.get(f"{self.name}.{part}".lstrip("."), 0.0)
-
-    @property
-    def weights(self) -> Tensor:
-        """The layer's parameters (C, d), the bias the last column, float64."""
-        bias = self.layer.bias
-        W = self.layer.weight if bias is None else torch.cat([self.layer.weight, bias[:, None]], 1)
-        return W.detach().double()
 
 
 class LastLayer(Engine):
