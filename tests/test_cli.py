@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import time
+import tomllib
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 from click.testing import CliRunner
@@ -44,6 +47,16 @@ def test_demo_refuses_a_missing_folder_before_it_works(tmp_path):
 def test_help_does_not_import_torch():
     code = "import sys, fullconformal.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_the_version_is_told_without_an_installation(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)  # a checkout on PYTHONPATH
+    result = CliRunner().invoke(main, ["--version"], catch_exceptions=False)
+    told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert result.exit_code == 0 and result.output.endswith(f", version {told}\n")
 
 
 def test_sets_in_words():

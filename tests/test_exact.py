@@ -1,5 +1,7 @@
 """Exact full CP by batched refits equals brute force, one fit at a time, and its fits and bounds hold what they say."""
 
+import pickle
+
 import numpy as np
 import oracles_convex as oracle
 import pytest
@@ -157,6 +159,22 @@ def test_separable_data_without_penalty(q):
     bag = bag_of(X, (X[:, 0] > 0).astype(int), 2, np.zeros(2))
     with pytest.raises(NoMinimiser, match="l2"):
         exact_counts(bag, torch.tensor(X[:1]), q)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "y", "message"),
+    [
+        ([0.0, 0.0], [0, 1], "without an l2 penalty"),
+        ([1e-12, 0.0], [0, 1], r"n·l2 = 1e-12 is too small .* larger l2"),  # there is a minimiser, with logits above 20
+        ([1.0, 0.0], [0, 0], "a class is missing"),
+    ],
+)
+def test_what_keeps_a_fit_from_being_found_is_named(penalty, y, message):
+    """Separable data: the message that asks for a penalty is for those who gave none, and survives a worker process."""
+    X = np.hstack([np.repeat([[-1.0], [1.0]], 10, 0) * np.tile(np.linspace(1, 2, 10), 2)[:, None], np.ones((20, 1))])
+    with pytest.raises(NoMinimiser, match=message) as caught:
+        _ = bag_of(X, np.repeat(y, 10), 2, np.array(penalty)).base
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_a_scheme_that_has_no_exact_version():

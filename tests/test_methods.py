@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from torch import nn
 
-from fullconformal import ConformalWarning, FullConformalClassifier
+from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.convex import precision
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
@@ -301,8 +301,31 @@ def test_heads_are_the_last_step():
     assert clf._engine.bag.X.shape == (60, 7)
     with pytest.raises(ValueError, match="not the network's last step"):
         FullConformalClassifier(net, head="first", prefit=True).fit(X, y)
-    with pytest.raises(ValueError, match="single linear layer"):
-        FullConformalClassifier(nn.Linear(4, 2), head="auto").fit(X, y)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3))], ids=["bare", "in a sequence"])
+def test_the_head_of_a_single_layer_is_the_model(layer, tmp_path):
+    """What is before it is the object itself, so that the predictor is the built-in logistic regression."""
+    X, y, Xt, _ = data(3, n=60)
+    X, Xt = (part.astype(np.float32).astype(np.float64) for part in (X, Xt))  # the layer is given float32
+    expected = FullConformalClassifier(l2=0.02).fit(X, y).predict_p(Xt)
+    clf = FullConformalClassifier(layer, head="auto", l2=0.02, max_epochs=1).fit(X, y)
+    assert np.array_equal(clf.predict_p(Xt), expected)
+    clf.save(tmp_path / "layer.safetensors")
+    assert np.array_equal(load(tmp_path / "layer.safetensors").predict_p(Xt), expected)
+
+
+@pytest.mark.parametrize("head", ["auto", None])
+def test_the_last_layer_of_a_single_layer_is_the_model(head):
+    """Bare or in a sequence, the layer and its penalty are the same."""
+    X, y, Xt, _ = data(3, n=60)
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    for curvature in ("last_layer", "last_layer_kron"):
+        options = {"method": "influence", "curvature": curvature, "head": head, "prefit": True, "l2": 0.5}
+        bare, inside = (FullConformalClassifier(m, **options).fit(X, y) for m in (layer, nn.Sequential(layer)))
+        assert np.array_equal(bare.predict_p(Xt), inside.predict_p(Xt))
+        assert bare.diagnose() == inside.diagnose()
 
 
 def test_ordinary_inputs_that_used_to_break(tmp_path):

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
 from joblib.parallel import ThreadingBackend
+from scipy.special import log_softmax
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -164,6 +166,30 @@ def test_a_candidate_equal_to_a_training_point_is_tied_with_it(estimator, q):
         own = np.repeat(np.eye(len(y))[:, [i]], C, axis=1)
         _, equal = refit_counts(fitter(estimator, C), X, y, C, X[i : i + 1], q, own)
         assert equal[0, y[i]] == 1
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(np.float32, None), (np.float64, np.finfo(np.float32).eps)])
+def test_equal_points_are_tied_in_the_precision_of_the_model(dtype, eps):
+    """As compiled products do, every other row is summed in another order: equal points have scores that differ by rounding."""
+    rng = np.random.default_rng(0)
+    X, y, C = rng.normal(size=(30, 64)).astype(np.float32), rng.integers(3, size=30), 3
+    W = (X.T @ np.eye(C, dtype=np.float32)[y]) / 8
+
+    def fit_score(_, __):
+        def log_probability(X):
+            rows = zip(X.astype(np.float32), cycle([slice(None), slice(None, None, -1)]), strict=False)
+            z = np.array([np.add.reduce(x[way, None] * W[way]) for x, way in rows])
+            return log_softmax(z.astype(np.float64), axis=1)
+
+        return log_probability
+
+    exact = 0
+    for i in range(len(y)):
+        own = np.repeat(np.eye(len(y))[:, [i]], C, axis=1)
+        bag = X.astype(dtype), y, C, X[i : i + 1].astype(dtype)
+        assert refit_counts(fit_score, *bag, 0, own, eps=eps)[1][0, y[i]] == 1
+        exact += refit_counts(fit_score, *bag, 0, own, eps=0.0)[1][0, y[i]]
+    assert exact < len(y)  # rounding is there
 
 
 def test_no_test_points():

@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, metrics
 from fullconformal.report import page, pictures
 from fullconformal.report.page import entry_positions, render_report, slider_levels, write_report
+from fullconformal.report.rows import MAX_FEATURES
 from fullconformal.sets import prediction_sets
 
 RNG = np.random.default_rng(0)
@@ -160,7 +161,7 @@ def test_a_thousand_rows_stay_below_two_megabytes():
     html = render_report({"ours": some_p(1000, 10)}, RNG.integers(10, size=1000), rows=RNG.normal(size=(1000, 300)))
     assert len(html.encode()) < 2e6
     rows = embedded(html)["rows"]
-    assert rows["total"] == 300 and len(rows["names"]) == len(rows["values"][0]) == page.MAX_FEATURES
+    assert rows["total"] == 300 and len(rows["names"]) == len(rows["values"][0]) == MAX_FEATURES
 
 
 def test_of_many_objects_some_are_shown_and_all_are_counted():

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
@@ -25,6 +26,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
+    MaxAbsScaler,
     MinMaxScaler,
     OneHotEncoder,
     OrdinalEncoder,
@@ -177,6 +179,42 @@ def test_tables_recalibration_and_smoothing_survive(tmp_path):
     assert list(again.feature_names_in_) == list(table.columns)
     with pytest.raises(ValueError, match="recalibrated with other options"):
         again.set_params(scheme="ordinary").predict_p(test)
+
+
+@pytest.mark.parametrize("form", [csr_array, csr_matrix, csc_array, coo_matrix])
+@pytest.mark.parametrize("cls", [FullConformalClassifier, SplitConformalClassifier, JackknifePlusClassifier])
+def test_predictors_of_sparse_matrices_survive(cls, form, tmp_path):
+    X, y = points()
+    X[np.abs(X) < 0.5] = 0
+    clf = cls(make_pipeline(MaxAbsScaler(), LogisticRegression()), random_state=0).fit(form(X[:N]), y[:N])
+    clf.save(tmp_path / "it")
+    same(clf, fullconformal.load(tmp_path / "it"), form(X[N:]))
+
+
+def test_neighbours_of_sparse_matrices_survive(tmp_path):
+    X, y = points()
+    clf = SplitConformalClassifier(make_pipeline(MaxAbsScaler(), KNeighborsClassifier()), random_state=0)
+    clf.fit(csr_array(X[:N]), y[:N]).save(tmp_path / "it")  # the classifier keeps its points, as they are
+    same(clf, fullconformal.load(tmp_path / "it"), csr_array(X[N:]))
+
+
+def test_sparse_matrices_point_inside_themselves(saved, tmp_path):
+    """Compiled code follows the indices of a sparse matrix without looking."""
+    path, objects, right = saved["sparse"]
+    content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
+    fitted = dict(content["predictor"]["fitted"]["items"])
+    at = fitted["_sample"]["indices"]["tensor"]
+    for wrong in (10**6, -(10**6), 4):
+        changed = tensors[at].clone()
+        changed[0] = wrong
+        signed(content, {**tensors, at: changed}, tmp_path / "it")
+        assert loaded_or_refused(tmp_path / "it", objects) is None
+    fitted["_sample"]["n_columns"] = 2**40
+    signed(content, tensors, tmp_path / "it")
+    assert loaded_or_refused(tmp_path / "it", objects) is None
+    fitted["_sample"]["n_columns"] = 4
+    signed(content, tensors, tmp_path / "it")
+    assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
 
 
 def test_images_and_frozen_layers_survive(tmp_path):
@@ -407,12 +445,13 @@ def signed(content, tensors, path, version="1"):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Files of eight predictors, with objects to predict and the p-values that are right."""
+    """Files of nine predictors, with objects to predict and the p-values that are right."""
     folder = tmp_path_factory.mktemp("saved")
     X, y = points()
     table, _ = frame()
     cases = {
         "table": (FullConformalClassifier(make_pipeline(columns(), LogisticRegression()), method="influence"), table),
+        "sparse": (FullConformalClassifier(make_pipeline(MaxAbsScaler(), LogisticRegression())), csr_array(X)),
         "network": (FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (3,), 3)), max_epochs=3), X),
         "symmetric": (FullConformalClassifier(), X),
         "neighbours": (FullConformalClassifier(KNeighborsClassifier()), X),

@@ -75,23 +75,20 @@ def compare(
     """
     at = np.unique(check_levels(levels))
     truth, classes = _check_labels(X, y, X_test, y_test)
-    if methods is None:
-        parameters = float(np.prod(np.shape(X)[1:])) * len(classes)
-        work = len(truth) * len(classes) * _num_samples(X) * parameters**2
-        named = default_methods(estimator, random_state, work)
-    else:
-        named = _named(methods, estimator)
+    parameters = float(np.prod(np.shape(X)[1:])) * len(classes)
+    work = len(truth) * len(classes) * _num_samples(X) * parameters**2
+    named = default_methods(estimator, random_state, work) if methods is None else _named(methods, estimator)
     records: list[Record] = []
     p: dict[str, npt.NDArray[np.float64]] = {}
     sets: dict[str, npt.NDArray[np.bool_]] = {}
     errors: dict[str, Exception] = {}
     for k, (name, method) in enumerate(named.items()):
-        with progress_bar(f"{name} ({k + 1} of {len(named)})", bool(verbose)) as progress:
+        shown = progress_bar(f"{name} ({k + 1} of {len(named)})", bool(verbose))
+        with shown as progress, warnings.catch_warnings(record=True) as caught:
             if progress is not None:
                 progress(k, len(named))
             try:
-                with warnings.catch_warnings(record=True) as caught:
-                    p[name], sets[name], found = _run(name, method, (X, y), X_test, truth, at, classes, bool(verbose))
+                p[name], sets[name], found = _run(name, method, (X, y), X_test, truth, at, classes, bool(verbose))
                 records += found
             except Exception as error:  # whatever it is, the other methods are worth having
                 errors[name] = error

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from fullconformal import __version__
+
 # Threads that spin while they wait for each other made the demonstration ten times slower on a busy machine. Read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -53,7 +55,7 @@ class Lazy(click.Group):
 
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fullconformal")
+@click.version_option(__version__)
 @click.option("--traceback", is_flag=True, help="Show where an error happened.")
 def main(traceback: bool) -> None:
     """Prediction sets by full conformal prediction."""

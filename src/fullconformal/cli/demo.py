@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,34 +19,71 @@ import click
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of training.")
 def demo(out: Path, confidence: float, seed: int) -> None:
     """Digits, a small network, and the schemes of full CP beside split CP."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
-    from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier, metrics
-    from fullconformal.models import mlp
-    from fullconformal.report.demo import draw, in_words, interesting
-    from fullconformal.sets import as_labels, prediction_sets
+    from fullconformal.report.demo import draw
 
+    check_out(out)
+    console = Console()
+    X, y, Xt, yt, images = digits(seed)
+    console.print(
+        f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n"
+    )
+    full, p, seconds, warned = run(X, y, Xt, confidence, seed)
+    console.print(table(p, seconds, yt, confidence))
+    console.print(
+        "[dim]Deleted, studentized and ordinary are full CP and share one fit. "
+        "Size AUC: area under set size against ε in [0, 0.2]. ±: one standard error.[/]\n"
+    )
+    console.print("[bold]A few sets in words[/] (full CP, deleted)")
+    for line in words(p["deleted"], yt, full.classes_, confidence):
+        console.print(line, highlight=False)
+    console.print("\n[bold]Diagnostics[/]")
+    console.print(str(full.diagnose()), highlight=False, markup=False)
+    if not warned:
+        console.print("Nothing to warn of.")
+    draw(out, p, "deleted", images, yt, full.classes_, confidence)
+    report = full.report(
+        Xt,
+        yt,
+        out.with_suffix(".html"),
+        images=images.max() - images,  # ink on paper
+        others={name: values for name, values in p.items() if name != "deleted"},
+        title="Handwritten digits",
+    )
+    console.print(f"\nFigure: {out.resolve()}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {report.resolve()}  (open it in a browser)", highlight=False, soft_wrap=True)
+
+
+def check_out(out: Path) -> None:
+    """Raise where the figure cannot be written."""
     if not out.resolve().parent.is_dir():
         raise click.BadParameter(f"the folder {out.resolve().parent} does not exist", param_hint="--out")
     if out.suffix.lower() in (".html", ".htm"):
         raise click.BadParameter(f"{out.name} is not the name of a figure; take .png, .pdf or .svg", param_hint="--out")
-    console = Console()
-    import torch
+
+
+def digits(seed: int) -> tuple[Any, ...]:
+    """Points and labels to learn from, 500 points and labels to predict, and the images of these."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
     data = load_digits()
     X, Xt, y, yt, _, images = train_test_split(
         data.data / 16, data.target, data.images, test_size=500, random_state=seed, stratify=data.target
     )
-    console.print(
-        f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n"
-    )
+    return X, y, Xt, yt, images
+
+
+def run(X: Any, y: Any, Xt: Any, confidence: float, seed: int) -> tuple[Any, dict[str, Any], dict[str, Any], bool]:
+    """The predictor by full CP; p-values and the seconds of fit and prediction by method; and whether anything was warned of."""
+    import torch
+
+    from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
+    from fullconformal.models import mlp
+
     torch.manual_seed(seed)
     network = mlp(64, (32,), 10)
-
     start = time.perf_counter()
     full = FullConformalClassifier(
         network, method="influence", confidence_level=confidence, random_state=seed, verbose=1
@@ -58,47 +97,37 @@ def demo(out: Path, confidence: float, seed: int) -> None:
         start = time.perf_counter()
         p[scheme] = full.set_params(scheme=scheme).predict_p(Xt)
         seconds[scheme] = (fitted, time.perf_counter() - start)
-    full.set_params(scheme="deleted")
     start = time.perf_counter()
     split = SplitConformalClassifier(network, random_state=seed).fit(X, y)
     halfway = time.perf_counter()
-    p["split"] = split.predict_p(Xt)
-    seconds["split"] = (halfway - start, time.perf_counter() - halfway)
+    p["split CP"] = split.predict_p(Xt)
+    seconds["split CP"] = (halfway - start, time.perf_counter() - halfway)
+    return full.set_params(scheme="deleted"), p, seconds, bool(caught)
 
-    title = f"{len(yt)} test images, {confidence:.0%} confidence"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+def table(p: dict[str, Any], seconds: dict[str, Any], y: Any, confidence: float) -> Any:
+    """The methods in numbers."""
+    from rich import box
+    from rich.table import Table
+
+    from fullconformal import metrics
+
+    title = f"{len(y)} test images, {confidence:.0%} confidence"
+    out = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("method", "coverage", "set size", "size AUC", "fit", "predict"):
-        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+        out.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for name, values in p.items():
-        told = metrics.summary(values, yt, confidence)
-        label = "split CP" if name == "split" else name
-        table.add_row(label, *(str(told[k]) for k in ("coverage", "mean_size", "size_auc")),
-                      *(f"{s:.1f} s" for s in seconds[name]))  # fmt: skip
-    console.print(table)
-    console.print(
-        "[dim]Deleted, studentized and ordinary are full CP and share one fit. "
-        "Size AUC: area under set size against ε in [0, 0.2]. ±: one standard error.[/]\n"
-    )
+        told = metrics.summary(values, y, confidence)
+        numbers = (str(told[k]) for k in ("coverage", "mean_size", "size_auc"))
+        out.add_row(name, *numbers, *(f"{s:.1f} s" for s in seconds[name]))
+    return out
 
-    console.print("[bold]A few sets in words[/] (full CP, deleted)")
-    chosen = interesting(p["deleted"], 6, confidence)
-    for at, labels in zip(
-        chosen, as_labels(prediction_sets(p["deleted"][chosen], confidence), full.classes_), strict=True
-    ):
-        console.print(f"  image {at:3d}: {in_words(labels, yt[at], confidence)}", highlight=False)
 
-    console.print("\n[bold]Diagnostics[/]")
-    console.print(str(full.diagnose()), highlight=False, markup=False)
-    if not caught:
-        console.print("Nothing to warn of.")
-    draw(out, p, "deleted", images, yt, full.classes_, confidence)
-    report = full.report(
-        Xt,
-        yt,
-        out.with_suffix(".html"),
-        images=images.max() - images,  # ink on paper
-        others={"studentized": p["studentized"], "ordinary": p["ordinary"], "split CP": p["split"]},
-        title="Handwritten digits",
-    )
-    console.print(f"\nFigure: {out.resolve()}", highlight=False, soft_wrap=True)
-    console.print(f"Report: {report.resolve()}  (open it in a browser)", highlight=False, soft_wrap=True)
+def words(p: Any, y: Any, classes: Any, confidence: float) -> Iterator[str]:
+    """A few sets, a line each."""
+    from fullconformal.report.demo import in_words, interesting
+    from fullconformal.sets import as_labels, prediction_sets
+
+    chosen = interesting(p, 6, confidence)
+    for at, labels in zip(chosen, as_labels(prediction_sets(p[chosen], confidence), classes), strict=True):
+        yield f"  image {at:3d}: {in_words(labels, y[at], confidence)}"

@@ -29,13 +29,7 @@ EPS = torch.finfo(torch.float64).eps
 
 
 class NoMinimiser(ValueError):
-    """The objective has no minimiser: its infimum lies at infinity."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the logistic regression has no minimiser: a bag without l2 penalty is separable, or a class is missing from it. "
-            "Set l2 > 0 and give every class at least one point, or drop the features that separate the classes."
-        )
+    """No minimiser can be found: the objective's infimum lies at infinity, or too far out for float64."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +87,32 @@ class LinearBag:
         return self.X.abs().amax(0)
 
     @cached_property
+    def free(self) -> tuple[bool, bool]:
+        """Whether a feature that varies, and whether a constant one (an intercept), is not penalised."""
+        constant = (self.X[0] == self.X).all(0)
+        free = self.penalty == 0
+        return bool((free & ~constant).any()), bool((free & constant & (self.X[0] != 0)).any())
+
+    @property
     def free_intercept(self) -> bool:
-        """Whether a constant feature is not penalised, so that a bag without one of the classes has no minimiser."""
-        constant = (self.X[0] == self.X).all(0) & (self.X[0] != 0)
-        return bool((constant & (self.penalty == 0)).any())
+        """Whether a bag without one of the classes has no minimiser."""
+        return self.free[1]
+
+    def no_minimiser(self) -> NoMinimiser:
+        """The error that says why no fit was found: a minimiser there always is where all but the intercept is penalised."""
+        if self.free[0]:
+            return NoMinimiser(
+                "the logistic regression has no minimiser that can be found: without an l2 penalty there is none where features "
+                "separate the classes of a bag (the points with one added or left out), no single one where they depend on each "
+                "other linearly. Set l2 > 0, or drop such features."
+            )
+        if self.free_intercept and len(self.y.unique()) < self.n_classes:
+            return NoMinimiser("the logistic regression has no minimiser: a class is missing. Give each class a point.")
+        return NoMinimiser(
+            "the logistic regression has a minimiser too far out for float64: the features separate the classes of a bag (the points "
+            f"with one added or left out), or nearly so, and the penalty n·l2 = {float(self.penalty.max()):.2g} is too small to hold "
+            "the weights. Set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
+        )
 
     @cached_property
     def _kept(self) -> dict[torch.dtype, Tensor]:

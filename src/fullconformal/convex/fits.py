@@ -19,7 +19,6 @@ from fullconformal.convex.bag import (
     EPS,
     Change,
     LinearBag,
-    NoMinimiser,
     at_points,
     gradient,
     logits,
@@ -113,7 +112,7 @@ def _newton(bag: LinearBag, change: Change | None, theta: Tensor, iterations: in
         z = logits(bag, theta)
         pi = probabilities(z)
         G = gradient(bag, change, theta, residual(pi, bag.y[:, None]))
-        L = factor(hessian(bag, change, theta, second(pi)))
+        L = factor(bag, hessian(bag, change, theta, second(pi)))
         step = torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(d, K, B)
         dz = logits(bag, step)
         R = range_of(dz).amax(0)
@@ -122,7 +121,7 @@ def _newton(bag: LinearBag, change: Change | None, theta: Tensor, iterations: in
         theta = theta - _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1))) * step
         if not bool((R > 1e-7).any()):
             return theta
-    raise NoMinimiser()
+    raise bag.no_minimiser()
 
 
 def _length(
@@ -160,7 +159,7 @@ def _certified(bag: LinearBag, change: Change | None, theta: Tensor) -> tuple[Fi
     C = curvature(bag, change, theta, second(pi))
     _, kappa, error = certify(bag, change, theta, G, C)
     if not bool((error < 1e-6).all()):
-        raise NoMinimiser()
+        raise bag.no_minimiser()
     return Fits(theta, error, G), C, kappa
 
 

@@ -58,13 +58,13 @@ def _one_thread(p: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def factor(H: Tensor) -> Tensor:
-    """Cholesky factors (B, p, p)."""
+def factor(bag: LinearBag, H: Tensor) -> Tensor:
+    """Cholesky factors (B, p, p) of the Hessians of a bag's changes."""
     L: Tensor
     with _one_thread(H.shape[1]):
         L, info = torch.linalg.cholesky_ex(H)
     if bool(info.any()) or not bool(torch.isfinite(L.diagonal(dim1=1, dim2=2)).all()):
-        raise NoMinimiser()
+        raise bag.no_minimiser()
     return L
 
 
@@ -88,7 +88,7 @@ def curvature(
     d, K, B = theta.shape
     H = hessian(bag, change, theta, S, dtype)
     try:
-        L = factor(H)
+        L = factor(bag, H)
     except NoMinimiser:
         if dtype == torch.float64:
             raise

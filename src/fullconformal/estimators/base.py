@@ -215,6 +215,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
         X, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in (X, y))
+        X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         head, final = split_pipeline(self.estimator)
         if head is None:
             module = isinstance(final, nn.Module)

@@ -129,6 +129,11 @@ class CalibratedClassifier(ConformalClassifier):
     _parts: list[Calibrated]
     _sizes: npt.NDArray[np.int64]  # calibration points: of all classes together, or of each
 
+    def _keep(self, given: dict[str, Any]) -> None:
+        """Keep a constructor's parameters, its `locals()`, as they are."""
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
+
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def _check_params(self) -> None:

@@ -71,6 +71,9 @@ class PlusRule:
 class FoldsClassifier(PooledClassifier):
     """Constructor and fit of cross-conformal prediction and CV+."""
 
+    n_folds: int
+    cv: Any
+
     def __init__(
         self,
         estimator: Any = None,
@@ -89,20 +92,7 @@ class FoldsClassifier(PooledClassifier):
         random_state: Any = None,
         verbose: int = 0,
     ):
-        self.estimator = estimator
-        self.n_folds = n_folds
-        self.cv = cv
-        self.conformity_score = conformity_score
-        self.randomized = randomized
-        self.k_reg = k_reg
-        self.lambda_reg = lambda_reg
-        self.confidence_level = confidence_level
-        self.class_conditional = class_conditional
-        self.l2 = l2
-        self.max_epochs = max_epochs
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+        self._keep(locals())
 
     def _check_params(self) -> None:
         super()._check_params()
@@ -136,18 +126,14 @@ class CVPlusClassifier(PlusRule, FoldsClassifier):
 
     Parameters
     ----------
-    estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
-        The classifier; None is the built-in multinomial logistic regression.
     n_folds : int, default=5
         Folds, drawn at random, and models.
     cv : splitter or list of (train, test) indices, optional
         Other folds, instead of `n_folds`; each point must be in one.
-    conformity_score, randomized, class_conditional, l2, max_epochs
+    estimator, conformity_score, randomized, confidence_level, class_conditional, l2, max_epochs
         As in `SplitConformalClassifier`.
     k_reg, lambda_reg : int, float
         Both needed with ``conformity_score="raps"``.
-    confidence_level : float, default=0.9
-        Of the sets, where `predict_set` is not told otherwise.
     n_jobs : int, optional
         Models trained at a time; any joblib backend.
     random_state : int, RandomState or None, default=None
@@ -173,24 +159,12 @@ class CrossConformalClassifier(FoldsClassifier):
 
     Parameters
     ----------
-    estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
-        The classifier; None is the built-in multinomial logistic regression.
-    n_folds : int, default=5
-        Folds, drawn at random, and models.
-    cv : splitter or list of (train, test) indices, optional
-        Other folds, instead of `n_folds`; each point must be in one.
-    conformity_score, randomized, class_conditional, l2, max_epochs
+    estimator, conformity_score, randomized, confidence_level, class_conditional, l2, max_epochs
         As in `SplitConformalClassifier`.
-    k_reg, lambda_reg : int, float
-        Both needed with ``conformity_score="raps"``.
-    confidence_level : float, default=0.9
-        Of the sets, where `predict_set` is not told otherwise.
-    n_jobs : int, optional
-        Models trained at a time; any joblib backend.
+    n_folds, cv, k_reg, lambda_reg, n_jobs, verbose
+        As in `CVPlusClassifier`.
     random_state : int, RandomState or None, default=None
         Seeds the folds, training, randomised scores and smoothing.
-    verbose : int, default=0
-        1 shows a progress bar.
 
     Examples
     --------

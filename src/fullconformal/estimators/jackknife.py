@@ -33,22 +33,14 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
 
     Parameters
     ----------
-    estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
-        The classifier; None is the built-in multinomial logistic regression.
-    conformity_score, randomized, class_conditional, max_epochs
+    estimator, conformity_score, randomized, confidence_level, class_conditional, max_epochs
         As in `SplitConformalClassifier`.
-    k_reg, lambda_reg : int, float
-        Both needed with ``conformity_score="raps"``.
-    confidence_level : float, default=0.9
-        Of the sets, where `predict_set` is not told otherwise.
+    k_reg, lambda_reg, n_jobs, verbose
+        As in `CVPlusClassifier`.
     l2 : float, optional
         λ of the fit on all n points, for None and modules. The n models of a logistic regression keep its Λ = nλ.
-    n_jobs : int, optional
-        Models trained at a time, where they are; any joblib backend.
     random_state : int, RandomState or None, default=None
         Seeds training and randomised scores.
-    verbose : int, default=0
-        1 shows a progress bar.
 
     Attributes
     ----------
@@ -82,18 +74,7 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
         random_state: Any = None,
         verbose: int = 0,
     ):
-        self.estimator = estimator
-        self.conformity_score = conformity_score
-        self.randomized = randomized
-        self.k_reg = k_reg
-        self.lambda_reg = lambda_reg
-        self.confidence_level = confidence_level
-        self.class_conditional = class_conditional
-        self.l2 = l2
-        self.max_epochs = max_epochs
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+        self._keep(locals())
 
     _remedy = "leave that class out"
 

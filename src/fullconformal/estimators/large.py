@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -17,67 +16,14 @@ from torch import Tensor, nn
 from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics, leverages
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
-from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline, to_tensor
-from fullconformal.estimators.heads import last_step
+from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline
+from fullconformal.estimators.heads import Head
 from fullconformal.estimators.options import CURVATURES, DTYPES, SCHEMES, FullOptions
-from fullconformal.estimators.streams import BATCH, Stream
-from fullconformal.models.backbone import Backbone
+from fullconformal.estimators.streams import Stream
 from fullconformal.models.fitting import NotFinite
-from fullconformal.models.networks import is_zero_first
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress
 from fullconformal.scores.last_layer import PASS, Passing, last_layer_counts
-
-
-@dataclass(frozen=True)
-class Head:
-    """A network in two: the frozen backbone that makes features, and the linear layer that makes logits of them."""
-
-    backbone: Backbone
-    name: str
-    layer: nn.Linear
-    device: torch.device
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, network: nn.Module, x: Tensor) -> Head:
-        """Split a network; x is a batch of objects it takes."""
-        try:
-            name = last_step(network.eval(), "auto", x[:2])
-        except RuntimeError as error:
-            raise ValueError(f"estimator does not take objects of shape {tuple(x.shape[1:])}: {error}") from error
-        layer = network.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        if is_zero_first(layer):
-            raise ValueError(
-                "curvature='last_layer_kron' needs a last layer with one output a class; a logistic regression of two classes has "
-                "a single one, for which curvature='ggn' is exact and as cheap."
-            )
-        return cls(Backbone(network, name), name, layer, x.device, x.dtype)
-
-    @torch.no_grad()
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (k, d), a one appended where the layer has a bias, and logits (k, C)."""
-        phi = self.backbone(x)
-        if phi.ndim != 2:
-            raise ValueError(
-                f"the last layer is given inputs of shape {tuple(phi.shape)}; it must take (batch, features)."
-            )
-        logits = self.layer(phi)
-        return phi if self.layer.bias is None else torch.cat([phi, phi.new_ones(len(phi), 1)], 1), logits
-
-    def split(self, X: Any) -> tuple[Tensor, Tensor]:
-        """Features and logits of objects X (m, ...)."""
-        parts = [self(to_tensor(X[at : at + BATCH], self.device, self.dtype)) for at in range(0, len(X), BATCH)]
-        phi, logits = (torch.cat(part) for part in zip(*parts, strict=True))
-        return phi, logits
-
-    @property
-    def weights(self) -> Tensor:
-        """The layer's parameters (C, d), the bias the last column, float64."""
-        bias = self.layer.bias
-        W = self.layer.weight if bias is None else torch.cat([self.layer.weight, bias[:, None]], 1)
-        return W.detach().double()
 
 
 class LastLayer(Engine):
@@ -92,10 +38,10 @@ class LastLayer(Engine):
         self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], damping: float | None, q: float,
         device: torch.device, memory: int, half: bool, progress: Progress | None,
     ):  # fmt: skip
-        """Penalties by parameter in mean form; `half` keeps features in float16."""
+        """Penalties by parameter in mean form; `half` keeps features that are float32 in float16."""
         self.damping_chosen, self.memory, self.ordered = damping is None, memory, stream.ordered
         self.head, batches = open_stream(network, stream, device)
-        weights = self.head.weights
+        half, weights = half and self.head.dtype == torch.float32, self.head.weights
         self.n_classes, d = weights.shape
         check_memory(stream.expected, d, self.n_classes, self.head.dtype.itemsize, half, memory)
         passing = Passing(d, self.n_classes, self.head.device, self.head.dtype, stream.expected)
@@ -111,9 +57,9 @@ class LastLayer(Engine):
         self.input_shape = tuple(x.shape[1:])
         self.labels: npt.NDArray[np.int64] = np.concatenate(labels)
         self.n = len(self.labels)
-        lam = torch.full((d,), penalty.get(f"{self.head.name}.weight", 0.0), dtype=torch.float64, device=weights.device)
+        lam = torch.full((d,), self.head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
         if self.head.layer.bias is not None:
-            lam[-1] = penalty.get(f"{self.head.name}.bias", 0.0)
+            lam[-1] = self.head.penalty(penalty, "bias")
         self.bag = passing.finish(weights, lam, damping or 0.0, q, half)
 
     def log_proba(self, X: Any) -> FloatArray:
@@ -185,7 +131,7 @@ class OnFeatures(Engine):
         self.input_shape = tuple(x.shape[1:])
         y = torch.cat(labels)
         self.labels: npt.NDArray[np.int64] = y.cpu().numpy()
-        on = {f"0.{part}": self.n * penalty.get(f"{self.head.name}.{part}", 0.0) for part in ("weight", "bias")}
+        on = {f"0.{part}": self.n * self.head.penalty(penalty, part) for part in ("weight", "bias")}
         top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
         problem = Problem(
             top, torch.cat(features), y, {k: v for k, v in on.items() if k in dict(top.named_parameters())}
@@ -265,7 +211,7 @@ def _kronecker(
     memory: int, progress: Progress | None,
 ) -> LastLayer:  # fmt: skip
     check_approximation(options.approximation)
-    half = device.type == "cuda" and options.dtype == "auto" and next(network.parameters()).dtype == torch.float32
+    half = device.type == "cuda" and options.dtype == "auto"
     q = SCHEMES[options.scheme]
     return LastLayer(network, stream, penalty, options.damping, q, device, memory, half, progress)
 
@@ -275,7 +221,8 @@ def open_stream(
 ) -> tuple[Head, Iterator[tuple[Tensor, Tensor]]]:
     """The network split at its last layer, and the batches of a stream that has been found readable."""
     stream.check()
-    batches = stream.batches(device, next(network.parameters()).dtype)
+    *_, last = network.parameters()  # a frozen backbone may have another dtype than the head that was put on it
+    batches = stream.batches(device, last.dtype)
     first = next(batches)
     return Head.of(network, first[0]), chain([first], batches)
 

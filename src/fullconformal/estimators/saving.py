@@ -12,7 +12,7 @@ import numpy as np
 import sklearn
 import torch
 from sklearn.base import clone
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.calibrated import Calibrated, CalibratedClassifier
@@ -177,12 +177,12 @@ def check_full(clf: FullConformalClassifier) -> None:
         require(bool(np.isfinite(fresh).all() and ((index >= 0) & (index < n_classes)).all()), "recalibration")
     sample = clf._sample = clf._sample if hasattr(clf, "_sample") else blank(clf)
     inputs = clf._prepare_inputs(sample)
-    if X is not None and not np.allclose(inputs, X[: len(sample)], rtol=1e-5, atol=1e-6):
+    if X is not None and not np.allclose(inputs, X[: len(inputs)], rtol=1e-5, atol=1e-6):
         raise StorageError(
             "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
         )
     proba = clf.predict_proba(sample)
-    require(proba.shape == (len(sample), n_classes) and bool(np.isfinite(proba).all()), "model")
+    require(proba.shape == (len(inputs), n_classes) and bool(np.isfinite(proba).all()), "model")
     if not isinstance(engine, Symmetric):  # whose base fit was checked, and whose predictions take longer
         check_p(clf, n_classes)
 
@@ -232,7 +232,7 @@ def check_labels(clf: Any) -> int:
 def check_p(clf: Any, n_classes: int) -> None:
     """Raise unless the predictor gives p-values of its sample."""
     p = clf.predict_epsilon(clf._sample)
-    require(p.shape == (len(clf._sample), n_classes) and bool(((p >= 0) & (p <= 1)).all()), "p-values")
+    require(p.shape == (_num_samples(clf._sample), n_classes) and bool(((p >= 0) & (p <= 1)).all()), "p-values")
 
 
 ENGINES: dict[str, tuple[type, ...]] = {
@@ -252,27 +252,11 @@ CHECKS: dict[type, Callable[[Any], None]] = {
 
 def kinds() -> dict[str, Kind]:
     """All that a saved predictor may hold."""
-    import pandas as pd
+    from fullconformal.storage.inputs import INPUTS  # pandas is slow to import
 
     return {
         **KINDS,
         **ENGINE_KINDS,
-        "frame": Kind(pd.DataFrame, pack_frame, unpack_frame),
+        **INPUTS,
         **{cls.__name__: Kind(cls, pack_classifier, unpack_classifier(cls)) for cls in CHECKS},
     }
-
-
-def pack_frame(frame: Any, _: Packer) -> Values:
-    """The columns of a (one-row) DataFrame: numbers as they are, all else as objects."""
-    columns = []
-    for _, column in frame.items():
-        values = column.to_numpy() if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf" else None
-        columns.append(column.to_numpy(dtype=object, na_value=np.nan) if values is None else values)
-    return {"names": list(frame.columns), "columns": columns}
-
-
-def unpack_frame(values: Values, _: Unpacker) -> Any:
-    """The DataFrame again."""
-    import pandas as pd
-
-    return pd.DataFrame(dict(zip(values["names"], values["columns"], strict=True)))

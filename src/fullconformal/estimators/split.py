@@ -96,6 +96,9 @@ class SplitConformalClassifier(SplittingClassifier):
     (75, 3)
     """
 
+    prefit: bool
+    allow_empty: bool
+
     def __init__(
         self,
         estimator: Any = None,
@@ -114,20 +117,7 @@ class SplitConformalClassifier(SplittingClassifier):
         random_state: Any = None,
         verbose: int = 0,
     ):
-        self.estimator = estimator
-        self.conformity_score = conformity_score
-        self.calibration_size = calibration_size
-        self.prefit = prefit
-        self.randomized = randomized
-        self.k_reg = k_reg
-        self.lambda_reg = lambda_reg
-        self.allow_empty = allow_empty
-        self.confidence_level = confidence_level
-        self.class_conditional = class_conditional
-        self.l2 = l2
-        self.max_epochs = max_epochs
-        self.random_state = random_state
-        self.verbose = verbose
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
         """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
@@ -217,22 +207,14 @@ class AggregatedConformalClassifier(SplittingClassifier):
 
     Parameters
     ----------
-    estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
-        The classifier; None is the built-in multinomial logistic regression.
     n_estimators : int, default=10
         Splits, and models.
     aggregation : {"mean", "median"}, default="mean"
         How p-values are combined.
-    conformity_score, calibration_size, randomized, confidence_level, class_conditional, l2, max_epochs
+    estimator, conformity_score, calibration_size, randomized, confidence_level, class_conditional, l2, max_epochs, random_state
         As in `SplitConformalClassifier`.
-    k_reg, lambda_reg : int, float
-        Both needed with ``conformity_score="raps"``.
-    n_jobs : int, optional
-        Models trained at a time; any joblib backend.
-    random_state : int, RandomState or None, default=None
-        Seeds the splits, training, randomised scores and smoothing.
-    verbose : int, default=0
-        1 shows a progress bar.
+    k_reg, lambda_reg, n_jobs, verbose
+        As in `CVPlusClassifier`.
 
     Examples
     --------
@@ -242,6 +224,9 @@ class AggregatedConformalClassifier(SplittingClassifier):
     >>> AggregatedConformalClassifier(n_estimators=3, random_state=0).fit(X[::2], y[::2]).predict_p(X[1::2]).shape
     (75, 3)
     """
+
+    n_estimators: int
+    aggregation: str
 
     def __init__(
         self,
@@ -262,21 +247,7 @@ class AggregatedConformalClassifier(SplittingClassifier):
         random_state: Any = None,
         verbose: int = 0,
     ):
-        self.estimator = estimator
-        self.n_estimators = n_estimators
-        self.aggregation = aggregation
-        self.conformity_score = conformity_score
-        self.calibration_size = calibration_size
-        self.randomized = randomized
-        self.k_reg = k_reg
-        self.lambda_reg = lambda_reg
-        self.confidence_level = confidence_level
-        self.class_conditional = class_conditional
-        self.l2 = l2
-        self.max_epochs = max_epochs
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+        self._keep(locals())
 
     def _check_params(self) -> None:
         super()._check_params()

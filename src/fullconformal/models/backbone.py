@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 
@@ -13,15 +12,12 @@ class Backbone(nn.Module):
         super().__init__()
         self.network, self.head = network.requires_grad_(False).eval(), head
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.network.parameters()).dtype
-
     def forward(self, x: Tensor) -> Tensor:
         seen: list[Tensor] = []
         handle = self.network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
-            self.network(x.to(self.dtype))
+            *_, last = self.network.parameters()
+            self.network(x.to(last.dtype))
         finally:
             handle.remove()
         return seen[-1].to(x.dtype)

@@ -13,31 +13,24 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics import Estimate
+from fullconformal.metrics.base import mean
 from fullconformal.report.pictures import Sheet, sheet
 from fullconformal.report.plots import COLOURS, STYLES, wilson
+from fullconformal.report.rows import rows_at
 from fullconformal.sets import check_levels, check_p, members, prediction_sets
 
-Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.intp]  # places of labels or objects
 
 MAX_OBJECTS = 1_000  # shown one by one; the numbers are of all
-MAX_FEATURES = 60
 MAX_METHODS = len(COLOURS) * len(STYLES)
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-class Rows(NamedTuple):
-    """Objects as tables: feature names (d,), a list of values for each object, and how many features there were."""
-
-    names: list[str]
-    values: list[list[Any]]
-    total: int
 
 
 def write_report(path: str | Path, p: Mapping[str, npt.ArrayLike], y: npt.ArrayLike, **options: Any) -> Path:
@@ -122,45 +115,66 @@ def render_report(
     >>> page[:15]
     '<!doctype html>'
     """
-    from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
-
     values, labels, codes = _checked(p, y, classes)
-    level = float(check_levels(confidence_level))
-    m, main = len(codes), next(iter(values))
+    level, m = float(check_levels(confidence_level)), len(codes)
     shown = np.arange(m) if m <= MAX_OBJECTS else np.linspace(0, m - 1, MAX_OBJECTS).astype(np.intp)
     picture = None if images is None else sheet(_one_each("images", np.asarray(images), m)[shown])
-    table = None if rows is None or picture else _rows(_one_each("rows", rows, m), shown, feature_names)
-    levels = slider_levels(level)
-    data = {
+    table = None if rows is None or picture else rows_at(_one_each("rows", rows, m), shown, feature_names)
+    probabilities = None if proba is None else _probabilities(proba, next(iter(values.values())).shape)
+    data = _data(values, labels, codes, level, shown, probabilities)
+    data |= {"sheet": picture and picture._asdict() | {"uri": None}, "rows": table and table._asdict()}
+    facts = _facts(values, labels, codes, level, probabilities, diagnostics)
+    return _joined(data, {"title": title, "n_train": n_train, "n_shown": len(shown), **facts}, picture)
+
+
+def _data(
+    values: dict[str, FloatArray], labels: list[str], codes: Codes, level: float, shown: Codes, proba: FloatArray | None
+) -> dict[str, Any]:
+    """What the page's script counts and draws."""
+    levels, main = slider_levels(level), next(iter(values.values()))
+    return {
         "levels": levels.tolist(),
         "start": int(np.searchsorted(levels, level)),
         "classes": labels,
         "truth": codes.tolist(),
         "methods": list(values),
         "entry": [_base64(entry_positions(value, levels)) for value in values.values()],
-        "shown": None if m <= MAX_OBJECTS else shown.tolist(),
-        "p": _base64(values[main][shown].astype("<f4")),
-        "predicted": None if proba is None else _predictions(proba, values[main].shape, shown),
-        "sheet": picture and picture._asdict() | {"uri": None},
-        "rows": table and table._asdict(),
+        "shown": None if len(shown) == len(codes) else shown.tolist(),
+        "p": _base64(main[shown].astype("<f4")),
+        "predicted": None if proba is None else {
+            "label": proba[shown].argmax(axis=1).tolist(), "probability": proba[shown].max(axis=1).round(3).tolist()
+        },
+    }  # fmt: skip
+
+
+def _facts(
+    values: dict[str, FloatArray], labels: list[str], codes: Codes, level: float, proba: FloatArray | None,
+    diagnostics: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """What the page says before its script runs."""
+    return {
+        "m": len(codes),
+        "classes": labels,
+        "level": level,
+        "methods": {name: _numbers(value, codes, level) for name, value in values.items()},
+        "by_class": _by_class(next(iter(values.values())), codes, labels, level),
+        "accuracy": None if proba is None else mean(proba.argmax(axis=1) == codes),
+        "warnings": [line[1:].strip() for line in diagnostics if line.startswith("!")],
+        "notes": [line for line in diagnostics if not line.startswith("!")],
     }
-    style = (TEMPLATES / "report.css").read_text(encoding="utf-8") + _colours() + _tiles(picture)
+
+
+def _joined(data: dict[str, Any], facts: dict[str, Any], picture: Sheet | None) -> str:
+    """The template with the style sheet, the script and what they show."""
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
+
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8") + _colours() + (picture.style if picture else "")
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "number": number, "level": level_text, "count": "{:,}".format}
     return environment.get_template("report.html").render(
-        title=title,
-        n_train=n_train,
-        m=m,
-        classes=labels,
-        level=level,
-        methods={name: _numbers(value, codes, level) for name, value in values.items()},
-        by_class=_by_class(values[main], codes, labels, level),
-        accuracy=None if proba is None else Estimate(*_accuracy(proba, codes)),
-        n_shown=len(shown),
-        warnings=[line[1:].strip() for line in diagnostics if line.startswith("!")],
-        notes=[line for line in diagnostics if not line.startswith("!")],
+        **facts,
         style=Markup(style),
         script=Markup(script),
         style_hash=_csp_hash(style),
@@ -170,14 +184,14 @@ def render_report(
     )
 
 
-def slider_levels(level: float) -> npt.NDArray[np.float64]:
+def slider_levels(level: float) -> FloatArray:
     """Positions (L,) of the slider, at most 254: whole per cents, tenths above 90, and the level itself."""
     first = 50 if level >= 0.5 else 1
     grid = np.concatenate([np.arange(first, 90) / 100, np.arange(900, 1000) / 1000])
     return np.sort(np.append(grid[np.abs(grid - level) > 1e-9], level))
 
 
-def entry_positions(p: npt.NDArray[np.float64], levels: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+def entry_positions(p: FloatArray, levels: FloatArray) -> npt.NDArray[np.uint8]:
     """The first position at which each label (m, C) is in the set, len(levels) where at none: sets are nested in the level."""
     outside = np.zeros(p.shape, dtype=np.uint8)
     for level in levels:
@@ -202,7 +216,7 @@ def number(value: float) -> str:
 
 def _checked(
     p: Mapping[str, npt.ArrayLike], y: npt.ArrayLike, classes: npt.ArrayLike | None
-) -> tuple[dict[str, npt.NDArray[np.float64]], list[str], npt.NDArray[np.intp]]:
+) -> tuple[dict[str, FloatArray], list[str], Codes]:
     """p-values by name, labels (C,) as text, and the column of each true label (m,)."""
     if not isinstance(p, Mapping) or not 1 <= len(p) <= MAX_METHODS:
         given = f"{len(p)} methods" if isinstance(p, Mapping) else type(p).__name__
@@ -227,61 +241,21 @@ def _one_each(name: str, values: Any, m: int) -> Any:
     return values
 
 
-def _rows(rows: Any, shown: npt.NDArray[np.intp], names: Sequence[Any] | None) -> Rows:
-    """Rows of a DataFrame or array (m, d), at the objects shown."""
-    own = getattr(rows, "columns", None)
-    values = np.asarray(rows, dtype=object)
-    if values.ndim == 1:  # texts
-        values = values[:, None]
-    if values.ndim != 2:
-        raise ValueError(f"rows must have shape (m, d), got {values.shape}; pass pictures as images.")
-    d = values.shape[1]
-    names = list(
-        own if names is None and own is not None else names if names is not None else (f"x{j}" for j in range(d))
-    )
-    if len(names) != d:
-        raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(names)}.")
-    table = [[_cell(v) for v in row[:MAX_FEATURES]] for row in values[shown]]
-    return Rows([str(name) for name in names[:MAX_FEATURES]], table, d)
-
-
-def _cell(value: Any) -> Any:
-    """A value as the page shows it: numbers to four digits, nothing for what is missing, text cut at 80 characters."""
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))
-    if isinstance(value, (int, np.integer)):
-        return int(value) if abs(int(value)) < 2**53 else str(value)
-    if isinstance(value, (float, np.floating)):
-        if not isfinite(value):
-            return None if value != value else str(float(value))
-        short = float(f"{value:.4g}")
-        return int(short) if short.is_integer() and abs(short) < 2**53 else short
-    text = str(value)
-    return None if value is None or text in ("<NA>", "NaT", "nan") else text if len(text) <= 80 else text[:79] + "…"
-
-
-def _predictions(proba: npt.ArrayLike, shape: tuple[int, ...], shown: npt.NDArray[np.intp]) -> dict[str, Any]:
-    """The model's likeliest label of the objects shown, and its probability to three digits."""
+def _probabilities(proba: npt.ArrayLike, shape: tuple[int, ...]) -> FloatArray:
+    """Checked probabilities (m, C)."""
     values = np.asarray(proba, dtype=np.float64)
     if values.shape != shape or not np.isfinite(values).all():
         raise ValueError(f"proba must be finite and of the shape of the p-values, {shape}, got shape {values.shape}.")
-    return {"label": values[shown].argmax(axis=1).tolist(), "probability": values[shown].max(axis=1).round(3).tolist()}
+    return values
 
 
-def _accuracy(proba: npt.ArrayLike, codes: npt.NDArray[np.intp]) -> tuple[float, float]:
-    right = np.asarray(proba).argmax(axis=1) == codes
-    return float(right.mean()), float(np.sqrt(right.mean() * (1 - right.mean()) / max(len(right) - 1, 1)))
-
-
-def _numbers(p: npt.NDArray[np.float64], codes: npt.NDArray[np.intp], level: float) -> dict[str, Any]:
+def _numbers(p: FloatArray, codes: Codes, level: float) -> dict[str, Any]:
     """The metrics of one method, and the 95 % interval of its coverage."""
     covered = prediction_sets(p, level)[np.arange(len(p)), codes]
     return {**metrics.summary(p, codes, level), "interval": wilson(int(covered.sum()), len(covered))}
 
 
-def _by_class(
-    p: npt.NDArray[np.float64], codes: npt.NDArray[np.intp], labels: list[str], level: float
-) -> list[tuple[str, int, int]]:
+def _by_class(p: FloatArray, codes: Codes, labels: list[str], level: float) -> list[tuple[str, int, int]]:
     """Label, number of its objects covered, number of its objects; labels without objects are left out."""
     covered = prediction_sets(p, level)[np.arange(len(p)), codes]
     return [
@@ -291,7 +265,7 @@ def _by_class(
     ]
 
 
-def _base64(values: Array) -> str:
+def _base64(values: npt.NDArray[Any]) -> str:
     return b64encode(np.ascontiguousarray(values).tobytes()).decode()
 
 
@@ -303,17 +277,3 @@ def _csp_hash(text: str) -> str:
 def _colours() -> str:
     """The palette of the figures, as variables of the style sheet."""
     return ":root{" + "".join(f"--light-{k}:{colour};" for k, colour in enumerate(COLOURS)) + "}\n"
-
-
-def _tiles(picture: Sheet | None) -> str:
-    """The sheet of pictures as a background, shown in whole multiples of its pixels where these are few."""
-    if picture is None:
-        return ""
-    zoom = max(1, 112 // max(picture.width, picture.height))
-    width, height = picture.width * zoom, picture.height * zoom
-    shrink = min(1.0, 112 / max(width, height))
-    return (
-        f".picture{{width:{width * shrink:.0f}px;height:{height * shrink:.0f}px;background-image:url({picture.uri});"
-        f"background-size:{100 * picture.columns}% {100 * picture.rows}%;"
-        f"image-rendering:{'pixelated' if zoom > 1 else 'auto'}}}\n"
-    )

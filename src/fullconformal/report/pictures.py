@@ -22,6 +22,18 @@ class Sheet(NamedTuple):
     width: int
     height: int
 
+    @property
+    def style(self) -> str:
+        """The sheet as a background, shown in whole multiples of its pixels where these are few."""
+        zoom = max(1, 112 // max(self.width, self.height))
+        width, height = self.width * zoom, self.height * zoom
+        shrink = min(1.0, 112 / max(width, height))
+        return (
+            f".picture{{width:{width * shrink:.0f}px;height:{height * shrink:.0f}px;background-image:url({self.uri});"
+            f"background-size:{100 * self.columns}% {100 * self.rows}%;"
+            f"image-rendering:{'pixelated' if zoom > 1 else 'auto'}}}\n"
+        )
+
 
 def sheet(images: npt.ArrayLike, max_bytes: int = SHEET_BYTES) -> Sheet:
     """One sheet of the images (k, H, W), (k, H, W, channels) or (k, channels, H, W): lossless where it fits, else JPEG, else smaller."""

@@ -16,13 +16,12 @@ BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, "#7d2fd6", "#1b2750")  # told apart by colour-blind eyes too
 STYLES = ("-", "--", "-.")
 
+ByMethod = Mapping[str, npt.ArrayLike]  # p-values (m, C) by the name of the method
+Labels = npt.ArrayLike | None
+
 
 def plot_size_curve(
-    p: Mapping[str, npt.ArrayLike],
-    *,
-    epsilons: npt.ArrayLike | None = None,
-    levels: Iterable[float] = (),
-    ax: Any = None,
+    p: ByMethod, *, epsilons: npt.ArrayLike | None = None, levels: Iterable[float] = (), ax: Any = None
 ) -> Any:
     """Mean set size against the significance level ε, with a band of one standard error; ``p`` maps a name to p-values (m, C).
 
@@ -48,18 +47,12 @@ def plot_size_curve(
     ax.set_yticks([size for size in (0.5, 1, 2, 5, 10, 20, 50, 100) if size <= 1.2 * ax.get_ylim()[1]])
     ax.yaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return ax
 
 
 def plot_calibration(
-    p: Mapping[str, npt.ArrayLike],
-    y: npt.ArrayLike,
-    *,
-    classes: npt.ArrayLike | None = None,
-    levels: npt.ArrayLike | None = None,
-    ax: Any = None,
+    p: ByMethod, y: npt.ArrayLike, *, classes: Labels = None, levels: npt.ArrayLike | None = None, ax: Any = None
 ) -> Any:
     """Coverage against the confidence level, with bands of 95 % intervals; ``p`` maps a name to p-values (m, C), ``y`` (m,) is the truth.
 
@@ -81,13 +74,12 @@ def plot_calibration(
         ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
     ax.set(xlabel="confidence level", ylabel="coverage", xlim=(grid.min(), 1), ylim=(None, 1.002))
     _in_percent(ax.xaxis, ax.yaxis)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return ax
 
 
 def plot_class_coverage(
-    p: npt.ArrayLike, y: npt.ArrayLike, *, classes: npt.ArrayLike | None = None, level: float = 0.9, ax: Any = None
+    p: npt.ArrayLike, y: npt.ArrayLike, *, classes: Labels = None, level: float = 0.9, ax: Any = None
 ) -> Any:
     """Coverage among the objects of each label as bars with 95 % intervals, for p-values (m, C) and labels ``y`` (m,).
 
@@ -112,17 +104,11 @@ def plot_class_coverage(
     ax.set(xlabel=f"coverage at {100 * level:.6g}% confidence", xlim=(0, 1))
     _in_percent(ax.xaxis)
     ax.set_ylim(len(share) - 0.4, -0.6)  # the first label on top
-    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
 def plot_comparison(
-    p: Mapping[str, npt.ArrayLike],
-    y: npt.ArrayLike,
-    *,
-    classes: npt.ArrayLike | None = None,
-    level: float = 0.9,
-    ax: Any = None,
+    p: ByMethod, y: npt.ArrayLike, *, classes: Labels = None, level: float = 0.9, ax: Any = None
 ) -> Any:
     """Methods by mean set size and coverage at one level, with a standard error each way; up and to the left is better.
 
@@ -143,19 +129,11 @@ def plot_comparison(
             name, (size.value, coverage.value), (7, 6), textcoords="offset points", color=colour, fontweight="bold"
         )
     ax.axhline(level, color=GREY, lw=1, ls=":")
-    ax.annotate(
-        "asked for",
-        (1, level),
-        (-2, -12),
-        ha="right",
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        color=GREY,
-    )
+    where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    ax.annotate("asked for", (1, level), (-2, -12), ha="right", color=GREY, **where)
     ax.set(xlabel="mean set size", ylabel=f"coverage at {100 * level:.6g}% confidence")
     ax.margins(0.25)
     _in_percent(ax.yaxis)
-    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
@@ -180,7 +158,6 @@ def plot_p_values(
     ax.set(xlabel="p-value", xscale="log", xlim=(min(values[values > 0].min(), 1 - level) / 1.6, 1))
     ax.minorticks_off()
     ax.invert_yaxis()
-    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
@@ -197,7 +174,7 @@ def _looks() -> Iterator[tuple[str, str]]:
     return cycle((colour, style) for style in STYLES for colour in COLOURS)
 
 
-def _covered(p: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None, level: float) -> tuple[int, int]:
+def _covered(p: npt.ArrayLike, y: npt.ArrayLike, classes: Labels, level: float) -> tuple[int, int]:
     """Number of the sets that hold the true label, and number of sets."""
     sets = prediction_sets(p, level)
     return round(metrics.coverage(sets, y, classes).value * len(sets)), len(sets)
@@ -211,8 +188,10 @@ def _in_percent(*axes: Any) -> None:
 
 
 def _axes(ax: Any, height: float = 4.0) -> Any:
-    if ax is not None:
-        return ax
-    from matplotlib.figure import Figure
+    """The axes given, or new ones; a frame on two sides is enough."""
+    if ax is None:
+        from matplotlib.figure import Figure
 
-    return Figure(figsize=(6, height), layout="constrained").subplots()
+        ax = Figure(figsize=(6, height), layout="constrained").subplots()
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

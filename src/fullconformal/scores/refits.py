@@ -38,7 +38,7 @@ Report = Callable[[str], None]
 
 TASK_SECONDS = 1.0
 MOST_TASKS = 4096  # of a run, where candidates can be shared out so
-ROUNDING = 1e-12  # relative difference of two scores that are tied
+TIED = 4096  # units of rounding, relative, by which two scores may differ and be tied: 2·32(1 + r) for logits that range over r ≤ 63
 
 
 def refit_counts(
@@ -55,6 +55,7 @@ def refit_counts(
     report: Report | None = None,
     *,
     key: str = "",
+    eps: float | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Weight (m, C) of the training points whose score is above, and tied with, each candidate's.
 
@@ -84,6 +85,8 @@ def refit_counts(
         Told how long the work will take before it starts, and what could not be read from the checkpoint.
     key : str
         Names the model and its settings; a checkpoint is used only with the data, scheme and key that it was made with.
+    eps : float, optional
+        The unit of rounding in which models give log-probabilities; by default that of X.
 
     Examples
     --------
@@ -95,6 +98,23 @@ def refit_counts(
     array([[1., 1.]])
     """
     X, y, X_test = np.asarray(X), np.asarray(y), np.asarray(X_test)
+    check(X, X_test, q, checkpoint is not None and not key)
+    say = report or (lambda sentence: None)
+    n, m = len(X), len(X_test)
+    refits = Refits.of(fit_score, X, y, n_classes, X_test, q == 1)
+    parts = Parts(None if checkpoint is None else Path(checkpoint), say)
+    digest = fingerprint(repr((n_classes, int(q), key)), X, y, X_test)
+    parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
+    eps = float(np.finfo(X.dtype if X.dtype.kind == "f" else np.float64).eps) if eps is None else eps
+    blocks = orders(refits, parts, eps, n_jobs, progress, say).reshape(m, n_classes, n)
+    comparison = None if weight is None else np.asarray(weight).T
+    counts = [pvalues.count(block, 0, 0.0, comparison, axis=-1) for block in blocks]
+    greater, equal = np.array(counts, dtype=np.float64).reshape(m, 2, n_classes).swapaxes(0, 1)
+    return greater, equal
+
+
+def check(X: Array, X_test: Array, q: float, unnamed: bool) -> None:
+    """Raise where the scores are no refits, where points have no bytes of their own, or where a checkpoint has no name."""
     if q not in (0, 1):
         raise ValueError(
             f"q={q}: refits give full CP for q = 0 (ordinary) and q = 1 (deleted); no fit leaves a point out by a fraction."
@@ -103,27 +123,26 @@ def refit_counts(
         raise TypeError(
             "X holds Python objects; give numbers: the bags are ordered, and checkpoints named, by its bytes."
         )
-    if checkpoint is not None and not key:
+    if unnamed:
         raise ValueError("checkpoint was given without key: give a string that names the model and its settings.")
-    say = report or (lambda sentence: None)
-    n, m = len(X), len(X_test)
-    refits = Refits.of(fit_score, X, y, n_classes, X_test, q == 1)
-    parts = Parts(None if checkpoint is None else Path(checkpoint), say)
-    digest = fingerprint(repr((n_classes, int(q), key)), X, y, X_test)
-    parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
-    order = np.zeros((m * n_classes, n), dtype=np.int8)  # of α_i against α_{n+1}
-    if refits.total:
-        tau, seconds = candidate_scores(refits, parts) if q else (None, [])
-        for start, scores in run(refits, parts, seconds, n_jobs, progress, say):
-            at = np.arange(start, start + len(scores))
-            if tau is None:
-                order[at] = sign(scores[:, :-1], scores[:, -1:])
-            else:
-                order.flat[at] = sign(scores[:, 0], tau.flat[at // n])
-    blocks, comparison = order.reshape(m, n_classes, n), None if weight is None else np.asarray(weight).T
-    counts = [pvalues.count(block, 0, 0.0, comparison, axis=-1) for block in blocks]
-    greater, equal = np.array(counts, dtype=np.float64).reshape(m, 2, n_classes).swapaxes(0, 1)
-    return greater, equal
+
+
+def orders(
+    refits: Refits, parts: Parts, eps: float, n_jobs: int | None, progress: Progress | None, say: Report
+) -> npt.NDArray[np.int8]:
+    """Order (m·C, n) of the scores α_i against those of the candidates."""
+    n = len(refits.y)
+    order = np.zeros((refits.candidate_hashes.size, n), dtype=np.int8)
+    if not refits.total:
+        return order
+    tau, seconds = candidate_scores(refits, parts) if refits.deleted else (None, [])
+    for start, scores in run(refits, parts, seconds, n_jobs, progress, say):
+        at = np.arange(start, start + len(scores))
+        if tau is None:
+            order[at] = sign(scores[:, :-1], scores[:, -1:], eps)
+        else:
+            order.flat[at] = sign(scores[:, 0], tau.flat[at // n], eps)
+    return order
 
 
 def run(
@@ -170,9 +189,9 @@ def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[flo
     return tau, [seconds]
 
 
-def sign(alpha: FloatArray, tau: FloatArray) -> npt.NDArray[np.int8]:
+def sign(alpha: FloatArray, tau: FloatArray, eps: float) -> npt.NDArray[np.int8]:
     """1 where alpha is above tau, −1 where below, 0 where they are tied; infinite scores are tied with each other."""
-    tie = ROUNDING * np.minimum(np.abs(tau), 1.0 / ROUNDING)
+    tie = np.minimum(TIED * eps * np.abs(tau), 1.0)
     return (alpha > tau + tie).astype(np.int8) - (alpha < tau - tie)
 
 
