@@ -10,6 +10,10 @@ beside split CP with a network that was trained for as many steps on four fifths
 
 FOLDER holds the six files of CIFAR-10's binary version (`fullconformal data cifar10 --folder FOLDER --download`), or parts
 ``train*.npz`` and ``test*.npz`` with arrays X (n, 3, 32, 32) of uint8 and y (n,). On one recent GPU it takes some minutes.
+
+With ``--out`` what is done is written as it is done: p-values of ``--part`` test images at a time, and the figures of those so far. With
+``--networks`` the trained networks are kept. The same command, started again, goes on where it was stopped; ``--methods`` takes the
+methods one by one.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 
@@ -96,7 +101,7 @@ def moved(images, generator):
 
 
 def train(model, X, y, steps, batch, seed, label):
-    """SGD with momentum, one cycle of the learning rate; the network is left in eval mode."""
+    """SGD with momentum, one cycle of the learning rate."""
     device = X.device
     generator = torch.Generator(device).manual_seed(seed)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=WEIGHT_DECAY, nesterov=True)
@@ -119,12 +124,32 @@ def train(model, X, y, steps, batch, seed, label):
                 f"  {label}: step {done} of {steps}, loss {loss.item():.3f}, {time.perf_counter() - start:.0f} s",
                 flush=True,
             )
-    model.eval()
+    return model
+
+
+def trained(args, name, X, y, steps):
+    """A network in eval mode and the seconds its training took: from the folder of networks where it is there, else trained and kept."""
+    torch.manual_seed(args.seed)
+    model, start = resnet18(args.width).to(args.device), time.perf_counter()
+    file = (
+        args.networks
+        and Path(args.networks) / f"{name}_{args.width}_{len(y)}_{steps}_{args.batch}_{args.seed}.safetensors"
+    )
+    if file and file.exists():
+        state = load_file(file, device=str(args.device))
+        seconds = float(state.pop("seconds"))
+        model.load_state_dict(state)
+    else:
+        train(model, X, y, steps, min(args.batch, len(y)), args.seed, name)
+        seconds = time.perf_counter() - start
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file({**model.state_dict(), "seconds": torch.tensor(seconds)}, file)
     # Scales and shifts of the normalisation (9,600 numbers) are taken as constants from here on.
     for part in model.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.requires_grad_(False)
-    return model
+    return model.eval(), seconds
 
 
 @torch.no_grad()
@@ -144,10 +169,9 @@ def split_p(model, X, y, X_test):
     return p_values(greater, equal, len(scores))
 
 
-def report(name, p, y, seconds):
-    """Print coverage and sizes, and return them."""
-    row = {"method": name, "seconds": round(seconds, 1), "size_auc": list(metrics.size_auc(p))}
-    words = [f"{name:12}"]
+def figures(p, y):
+    """Print coverage and sizes of p-values (k, C), and return them."""
+    row, words = {"test_points": len(y), "size_auc": list(metrics.size_auc(p))}, []
     for epsilon in EPSILONS:
         sets = prediction_sets(p, 1 - epsilon)
         covered, size = metrics.coverage(sets, y), metrics.mean_size(sets)
@@ -155,93 +179,140 @@ def report(name, p, y, seconds):
         words.append(
             f"ε = {epsilon}: coverage {covered.value:.4f} ± {covered.se:.4f}, size {size.value:.3f} ± {size.se:.3f}"
         )
-    print("; ".join(words) + f"; {seconds:.0f} s", flush=True)
+    print("  " + "; ".join(words), flush=True)
     return row
 
 
-def costs(clf, fit, predict):
-    """Print what the p-values of one curvature took beside the training, and return it."""
-    cost = {"fit_seconds": round(fit, 3), "predict_p_seconds": round(predict, 3)}
-    words = [f"fit {fit:.1f} s, predict_p {predict:.1f} s"]
-    formed = getattr(clf._engine, "formed", None)
-    if formed is not None:
-        cost["pairs_formed"] = formed
-        words.append(f"{formed:.3%} of the pairs of a candidate and a training point were formed")
-    if torch.cuda.is_available():
-        cost["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-        words.append(f"at most {cost['peak_gib']} GiB so far")
-    print("  " + ", ".join(words), flush=True)
-    return cost
+class Results:
+    """Rows by method and p-values (m, C), not a number where they are still to come; kept in a file and one beside it."""
+
+    def __init__(self, args, y):
+        self.file, self.y, self.rows, self.p = args.out and Path(args.out), y, {}, {}
+        same = ("epochs", "batch", "width", "n_train", "n_test", "damping", "seed")
+        self.arguments = {key: getattr(args, key) for key in same}
+        self.device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
+        if self.file and self.file.exists():
+            before = json.loads(self.file.read_text())
+            if before["arguments"] != self.arguments:
+                raise SystemExit(f"{self.file} holds results of {before['arguments']}; give another --out.")
+            self.rows = {row["method"]: row for row in before["rows"]}
+            with np.load(self.file.with_suffix(".npz"), allow_pickle=False) as arrays:
+                self.p = {name: arrays[name].astype(np.float64) for name in arrays.files if name != "y"}
+
+    def todo(self, name):
+        """Positions of the test points that are still to come."""
+        self.p.setdefault(name, np.full((len(self.y), 10), np.nan))
+        return np.isnan(self.p[name][:, 0]).nonzero()[0]
+
+    def note(self, name, **what):
+        """Add to the row of a method, and keep all."""
+        self.rows[name] = {"method": name, **self.rows.get(name, {}), **what}
+        done = ~np.isnan(self.p[name][:, 0])
+        if done.any():
+            self.rows[name] |= figures(self.p[name][done], self.y[done])
+        if self.file:
+            arrays = {key: value.astype(np.float32) for key, value in self.p.items()}
+            rows = list(self.rows.values())
+            text = json.dumps({"device": self.device, "arguments": self.arguments, "rows": rows}, indent=1)
+            # Written apart and then put in place, so that a run killed meanwhile leaves what was there.
+            apart = self.file.with_name("unfinished.npz")
+            np.savez_compressed(apart, **arrays, y=self.y)
+            apart.replace(self.file.with_suffix(".npz"))
+            apart.write_text(text + "\n")
+            apart.replace(self.file)
 
 
-def main(argv=None):
-    """Train two networks and compare the prediction sets."""
+def peak(device):
+    """GiB of a GPU's memory that tensors have taken at most since this was last asked."""
+    if not device.startswith("cuda"):
+        return None
+    gib = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+    torch.cuda.reset_peak_memory_stats()
+    return gib
+
+
+def influence(args, results, name, network, X, y, X_test):
+    """p-values by influence functions with the curvature of that name, a part of the test images at a time."""
+    left = results.todo(name)
+    if not len(left):
+        return
+    peak(args.device)
+    start = time.perf_counter()
+    clf = FullConformalClassifier(
+        network, method="influence", curvature=name, prefit=True, l2=WEIGHT_DECAY,
+        damping=args.damping if name in ("kfac", "ekfac") else None,
+        device=args.device, memory_budget=args.memory, verbose=1,
+    ).fit(X.cpu().numpy(), y.cpu().numpy())  # fmt: skip
+    fit = time.perf_counter() - start
+    results.note(name, fit_seconds=round(fit, 3), fit_peak_gib=peak(args.device))
+    print(
+        f"{name}: fitted in {fit:.1f} s, at most {results.rows[name]['fit_peak_gib']} GiB\n{clf.diagnose()}", flush=True
+    )
+    before = results.rows[name].get("parts", [])
+    for at in np.split(left, range(args.part, len(left), args.part)):
+        start = time.perf_counter()
+        results.p[name][at] = clf.predict_p(X_test[at].cpu().numpy())
+        part = {"test_points": len(at), "seconds": round(time.perf_counter() - start, 3), "peak_gib": peak(args.device)}
+        part["pairs_formed"] = getattr(clf._engine, "formed", None)
+        before = [*before, part]
+        print(f"{name}: {part}", flush=True)
+        results.note(name, predict_p_seconds=round(sum(each["seconds"] for each in before), 3), parts=before)
+
+
+def arguments(argv):
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--data", required=True, help="folder with CIFAR-10")
     parser.add_argument("--out", help="file for the results, JSON; the p-values go beside it as .npz")
-    parser.add_argument("--curvatures", nargs="+", default=["last_layer", "ekfac"])
+    parser.add_argument("--networks", help="folder that keeps the trained networks")
+    parser.add_argument("--methods", nargs="+", default=["split", "last_layer", "ekfac"], help="split, or curvatures")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--n-train", type=int, default=None, help="training images; all by default")
     parser.add_argument("--n-test", type=int, default=None, help="test images; all by default")
+    # Half-solved gradients of the training images are made anew for every part.
+    parser.add_argument("--part", type=int, default=2500, help="test images that are taken together")
     parser.add_argument("--memory", type=float, default=40.0, help="GiB for the curvature and its blocks")
     # With hundreds of parameters a point and the weight decay alone, leverages reach 49 and the sets hold all labels.
     parser.add_argument("--damping", type=float, default=1.0, help="of kfac and ekfac, in mean form")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
 
+
+def main(argv=None):
+    """Train two networks and compare the prediction sets."""
+    args = arguments(argv)
     raw, labels, raw_test, y_test = load(args.data)
-    raw, labels, raw_test, y_test = (
-        raw[: args.n_train],
-        labels[: args.n_train],
-        raw_test[: args.n_test],
-        y_test[: args.n_test],
-    )
+    raw, labels = raw[: args.n_train], labels[: args.n_train]
+    raw_test, y_test = raw_test[: args.n_test], y_test[: args.n_test]
     X, X_test = (standardise(part, raw, args.device) for part in (raw, raw_test))
     y = torch.as_tensor(labels, device=args.device).long()
     n, cut = len(y), len(y) * 4 // 5
     steps = max(1, args.epochs * n // args.batch)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(args.seed)).to(args.device)
-
-    networks, seconds = {}, {}
-    for name, index in (("full", order), ("split", order[:cut])):
-        torch.manual_seed(args.seed)
-        start = time.perf_counter()
-        model = resnet18(args.width).to(args.device)
-        networks[name] = train(model, X[index], y[index], steps, min(args.batch, len(index)), args.seed, name)
-        seconds[name] = time.perf_counter() - start
-        accuracy = (log_proba(model, X_test).argmax(1) == y_test).mean()
+    results, networks = Results(args, y_test), {}
+    for method in args.methods:
+        name, index = ("split", order[:cut]) if method == "split" else ("full", order)
+        if not len(results.todo(method)):
+            continue
+        if name not in networks:
+            networks[name] = trained(args, name, X[index], y[index], steps)
+        network, seconds = networks[name]
+        accuracy = float((log_proba(network, X_test).argmax(1) == y_test).mean())
+        size = sum(q.numel() for q in network.parameters())
         print(
-            f"{name}: {len(index):,} images, {sum(q.numel() for q in model.parameters()):,} parameters, accuracy {accuracy:.4f}"
+            f"{method}: {len(index):,} images, {size:,} parameters, accuracy {accuracy:.4f}, trained in {seconds:.0f} s"
         )
-
-    start = time.perf_counter()
-    p = {"split CP": split_p(networks["split"], X[order[cut:]], y[order[cut:]], X_test)}
-    rows = [report("split CP", p["split CP"], y_test, seconds["split"] + time.perf_counter() - start)]
-    for curvature in args.curvatures:
-        start = time.perf_counter()
-        clf = FullConformalClassifier(
-            networks["full"], method="influence", curvature=curvature, prefit=True, l2=WEIGHT_DECAY,
-            damping=args.damping if curvature in ("kfac", "ekfac") else None,
-            device=args.device, memory_budget=args.memory, verbose=1,
-        ).fit(X.cpu().numpy(), labels)  # fmt: skip
-        fitted = time.perf_counter()
-        p[curvature] = clf.predict_p(X_test.cpu().numpy())
-        done = time.perf_counter()
-        rows.append(report(curvature, p[curvature], y_test, seconds["full"] + done - start))
-        rows[-1] |= costs(clf, fitted - start, done - fitted)
-        print(clf.diagnose())
-    if args.out:
-        device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
-        Path(args.out).write_text(
-            json.dumps({"device": device, "arguments": vars(args), "rows": rows}, indent=1) + "\n"
-        )
-        np.savez_compressed(
-            Path(args.out).with_suffix(".npz"), **{k: v.astype(np.float32) for k, v in p.items()}, y=y_test
-        )
-    return rows
+        results.note(method, training_seconds=round(seconds, 3), accuracy=accuracy)
+        if method == "split":
+            start = time.perf_counter()
+            results.p[method][:] = split_p(network, X[order[cut:]], y[order[cut:]], X_test)
+            results.note(method, predict_p_seconds=round(time.perf_counter() - start, 3))
+        else:
+            influence(args, results, method, network, X, y, X_test)
+    return list(results.rows.values())
 
 
 if __name__ == "__main__":

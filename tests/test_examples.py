@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -25,16 +26,35 @@ def test_resnet_on_a_few_images(tmp_path):
     np.savez(tmp_path / "train_2.npz", X=X[50:100], y=y[50:100])
     np.savez(tmp_path / "test.npz", X=X[100:], y=y[100:])
     example = load("resnet_cifar")
-    out = tmp_path / "rows.json"
-    arguments = ["--data", str(tmp_path), "--out", str(out), "--curvatures", "last_layer", "ekfac"]
+    out, networks = tmp_path / "rows.json", tmp_path / "networks"
+    arguments = ["--data", str(tmp_path), "--out", str(out), "--networks", str(networks), "--part", "12"]
     arguments += ["--epochs", "2", "--batch", "20", "--width", "4", "--device", "cpu"]
-    rows = example.main(arguments)
-    assert [row["method"] for row in rows] == ["split CP", "last_layer", "ekfac"]
+    assert [row["method"] for row in example.main([*arguments, "--methods", "split", "last_layer"])] == [
+        "split",
+        "last_layer",
+    ]
+    files = {path: path.stat().st_mtime_ns for path in networks.iterdir()}
+    assert len(files) == 2
+    rows = example.main([*arguments, "--methods", "ekfac"])  # a second call, which trains nothing
+    assert {path: path.stat().st_mtime_ns for path in networks.iterdir()} == files
+    assert [row["method"] for row in rows] == ["split", "last_layer", "ekfac"]
+    assert all(row["test_points"] == 20 and row["training_seconds"] > 0 for row in rows)
     assert all(row["fit_seconds"] > 0 and row["predict_p_seconds"] > 0 for row in rows[1:])
-    assert 0 < rows[2]["pairs_formed"] <= 1
+    assert [part["test_points"] for part in rows[2]["parts"]] == [12, 8]
+    assert all(0 < part["pairs_formed"] <= 1 for part in rows[2]["parts"])
     assert json.loads(out.read_text())["rows"] == rows
     with np.load(out.with_suffix(".npz")) as arrays:
-        assert arrays["split CP"].shape == arrays["ekfac"].shape == (20, 10)
+        p = dict(arrays)
+    assert p["split"].shape == p["ekfac"].shape == (20, 10)
+    # Stopped after the first part, a run goes on with the second.
+    stopped = {**p, "ekfac": np.where(np.arange(20)[:, None] < 12, p["ekfac"], np.nan)}
+    np.savez(out.with_suffix(".npz"), **stopped)
+    again = example.main(arguments)
+    assert [part["test_points"] for part in again[2]["parts"]] == [12, 8, 8]
+    with np.load(out.with_suffix(".npz")) as arrays:
+        assert all(np.array_equal(arrays[name], p[name]) for name in p)
+    with pytest.raises(SystemExit, match="another --out"):
+        example.main([*arguments, "--seed", "1"])
 
 
 def test_resnet18_has_eleven_million_parameters():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.kronecker import Basis, Kronecker
+from fullconformal.curvature.kronecker import Basis, Kronecker, tensor_cores
 from fullconformal.curvature.layers import passes
 from fullconformal.problem import Problem
 
@@ -25,24 +24,22 @@ class EKFAC(Kronecker):
         out = [torch.zeros(b.layer.o, b.layer.i, dtype=torch.float64, device=like.device) for b in bases]
         widest = max(layer.o * layer.i for layer in layers)
         with tensor_cores():
-            for inputs, columns in passes(problem, layers, memory, widest):
-                turned = [a @ R for a, R in zip(inputs, right, strict=True)]
-                for gradients in columns:
-                    for total, g, V, a in zip(out, gradients, left, turned, strict=True):
-                        g = g @ V
-                        if g.shape[1] == 1:
-                            total += (g[:, 0] ** 2).T @ a[:, 0] ** 2
-                        else:  # the norm reads once what squares would write out again
-                            total += torch.linalg.vector_norm(g.mT @ a, dim=0) ** 2
+            for chunk in passes(problem, layers, memory, widest):
+                _add_squares(out, *chunk, left, right)
+                del chunk  # before the next is made
         return out
 
 
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """float32 products on a GPU by TF32: ten bits are plenty for second moments, and every score is from the same λ."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _add_squares(
+    out: list[Tensor], inputs: list[Tensor], columns: Iterator[list[Tensor]], left: list[Tensor], right: list[Tensor]
+) -> None:
+    """Add Σ_n Σ_c (Vᵀ (Σ_t g aᵀ) D^-½U)² of a chunk to each layer's (o, i); the inputs (k, T, i) are turned where they are."""
+    for at, R in enumerate(right):
+        inputs[at] = inputs[at] @ R
+    for gradients in columns:
+        for total, g, V, a in zip(out, gradients, left, inputs, strict=True):
+            g = g @ V
+            if g.shape[1] == 1:
+                total += (g[:, 0] ** 2).T @ a[:, 0] ** 2
+            else:  # the norm reads once what squares would write out again
+                total += torch.linalg.vector_norm(g.mT @ a, dim=0) ** 2

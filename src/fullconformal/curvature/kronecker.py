@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty, smallest_eigenvalue
-from fullconformal.curvature.layers import Layer, Place, joined, passes, positions, pulled, read_layers, record
+from fullconformal.curvature.layers import KEPT, Layer, Place, joined, passes, positions, pulled, read_layers, record
 from fullconformal.problem import Problem, full_precision, residuals
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes
@@ -78,6 +79,7 @@ class LayerHalves(Halves):
             at = slice(start, start + chunk)
             for part, M in self._matrices(X[at], labels[at]):
                 out[at, :, part.place.slice] = M.mul_(scale[at, :, None, None]).flatten(2)
+                del M  # before the next is made
 
     def influences(self, X: Tensor, labels: Tensor) -> Tensor:
         """Squared lengths (k, R), layer by layer."""
@@ -87,6 +89,7 @@ class LayerHalves(Halves):
             at = slice(start, start + chunk)
             for _, M in self._matrices(X[at], labels[at]):
                 out[at] += torch.linalg.vector_norm(M, dim=(2, 3)) ** 2
+                del M  # before the next is made
         return out
 
     def _matrices(self, X: Tensor, labels: Tensor) -> Iterator[tuple[Part, Tensor]]:
@@ -105,7 +108,10 @@ class LayerHalves(Halves):
     def _chunk(self, R: int) -> int:
         """Points that go together: what the passes keep, the gradients of R labels, and a layer's inputs and matrices."""
         sizes = [(T, part.place.o, part.place.i) for T, part in zip(self.positions, self.parts, strict=True)]
-        numbers = sum((8 + 2 * R) * T * o for T, o, _ in sizes) + max(3 * (T * i + R * o * i) for T, o, i in sizes)
+        outputs = sum(T * o for T, o, _ in sizes)
+        # A layer's inputs and gradients, both turned or not yet, and its matrices, twice where they are turned themselves.
+        layer = max(2 * T * (i + R * o) + R * o * i * (1 if R * o >= T and i >= T else 2) for T, o, i in sizes)
+        numbers = R * outputs + max(KEPT * outputs, 2 * outputs + layer)
         return max(1, min(self.problem.chunk, self.memory // (numbers * self.problem.X.element_size())))
 
 
@@ -211,15 +217,35 @@ def kronecker_factors(problem: Problem, layers: list[Layer], memory: int) -> lis
     """A (i, i) and G (o, o) of each layer, float64, summed over one pass through the bag."""
     like = problem.X
     sums = [[torch.zeros(d, d, dtype=torch.float64, device=like.device) for d in (x.i, x.o)] for x in layers]
-    for inputs, columns in passes(problem, layers, memory):
-        for (A, _), a in zip(sums, inputs, strict=True):
-            flat = a.flatten(0, 1)
-            A += flat.T @ flat / (problem.n * a.shape[1])
-        for gradients in columns:
-            for (_, G), g in zip(sums, gradients, strict=True):
-                flat = g.flatten(0, 1)
-                G += flat.T @ flat
+    with tensor_cores():
+        for chunk in passes(problem, layers, memory):
+            _add_moments(sums, *chunk)
+            del chunk  # before the next is made
     for A, G in sums:
         check_finite(A)
         check_finite(G)
+        A /= problem.n
     return [(A, G) for A, G in sums]
+
+
+def _add_moments(sums: list[list[Tensor]], inputs: list[Tensor], columns: Iterator[list[Tensor]]) -> None:
+    """Add Σ aaᵀ/T (i, i) and Σ ggᵀ (o, o) of a chunk's inputs (k, T, i) and gradients (k, T, o) to each layer's sums."""
+    for (A, _), a in zip(sums, inputs, strict=True):
+        flat = a.flatten(0, 1)
+        A += flat.T @ flat / a.shape[1]
+    inputs.clear()
+    for gradients in columns:
+        for (_, G), g in zip(sums, gradients, strict=True):
+            flat = g.flatten(0, 1)
+            G += flat.T @ flat
+
+
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """float32 products on a GPU by TF32: ten bits are plenty for sums of squares, and every score is from the same basis and λ."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

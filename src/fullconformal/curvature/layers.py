@@ -16,6 +16,10 @@ from torch.nn.functional import pad
 from fullconformal.curvature.base import CurvatureError, softmax_root
 from fullconformal.problem import Problem
 
+KEPT = (
+    8  # numbers, for each output of a layer, that a pass forward keeps and one back passes on; five or six in a ResNet
+)
+
 
 def is_layer(module: nn.Module) -> bool:
     """Whether a module is of the kinds known here: Linear, and Conv2d without groups."""
@@ -140,14 +144,17 @@ def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -
     The columns are those of `softmax_root`: summed over them, squares give the generalised Gauss–Newton matrix, exactly. Chunks keep to
     about `memory` bytes, `extra` numbers a point of the caller's own included.
     """
-    numbers = extra + sum(
-        T * (layer.i + 3 * layer.o) for layer, T in zip(layers, positions(problem, layers), strict=True)
-    )
+    sizes = [(T, layer.o, layer.i) for layer, T in zip(layers, positions(problem, layers), strict=True)]
+    numbers = extra + sum(T * (i + KEPT * o) for T, o, i in sizes)
     chunk = max(1, min(problem.chunk, memory // (numbers * problem.X.element_size())))
     for X in problem.X.split(chunk):
         logits, given, returned = record(problem, layers, X)
-        inputs = [joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)]
-        yield inputs, pulled(layers, logits, returned, softmax_root(logits.detach()).mT)
+        vectors = softmax_root(logits.detach()).mT
+        yield (
+            [joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)],
+            pulled(layers, logits, returned, vectors),
+        )
+        del logits, given, returned  # before the next are made; so should the caller what it was given
 
 
 def positions(problem: Problem, layers: list[Layer]) -> list[int]:

@@ -19,6 +19,7 @@ from fullconformal import pvalues
 from fullconformal.curvature.base import Factor, Halves
 from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
+LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
 
@@ -60,7 +61,13 @@ class Training:
     @property
     def slack(self) -> Tensor:
         """Rounding error granted to each training point's score, (n,): that of its terms."""
-        return self.rounding * (self.loss.abs() + self.self_influence.abs())
+        return self.loss_rounding * self.loss.abs() + self.rounding * self.self_influence.abs()
+
+    @property
+    def loss_rounding(self) -> float:
+        """Relative error granted to a loss: that of the logits, however many parameters there are, and what an iterative solve leaves."""
+        own = LOGITS * torch.finfo(self.problem.X.dtype).eps
+        return min(rounding(self.problem), own) + 2 * self.factor.accuracy
 
     @property
     def rounding(self) -> float:

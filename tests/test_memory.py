@@ -1,0 +1,95 @@
+"""EK-FAC keeps to its memory: bytes of live tensors, at full size without their numbers, and at a small one with them."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from live import Live
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fullconformal import FullConformalClassifier
+from fullconformal.curvature import EKFAC, kronecker
+from fullconformal.curvature.kronecker import Basis, LayerHalves, Part, kronecker_factors
+from fullconformal.curvature.layers import positions, read_layers
+from fullconformal.problem import Problem
+from fullconformal.scores.halved import Halved, counts_by_halves
+
+GIB = 2**30
+
+
+def resnet(width):
+    """The network of the example, its normalisation held fixed."""
+    path = Path(__file__).parents[1] / "examples" / "resnet_cifar.py"
+    spec = importlib.util.spec_from_file_location("resnet_cifar", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.resnet18(width).eval()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.requires_grad_(False)
+    return model
+
+
+def peak(function, *args):
+    """Bytes that tensors take at most during a call, above what was there before."""
+    with Live() as live:
+        function(*args)
+    return live.peak
+
+
+def test_live_bytes_are_those_of_the_tensors_that_are_left():
+    with Live() as live:
+        a = torch.zeros(1000)  # 4,000 bytes
+        b = a[:10] + 1  # 40, and a view
+        del b
+        c = (a * 2).sum()  # 4,000 for a moment, 4
+        assert live.now == 4004 and live.peak == 8004
+    del a, c
+    assert live.now == 0
+
+
+def test_each_step_for_a_resnet18_keeps_to_what_it_was_given(monkeypatch):
+    """11 million parameters, images of 32×32, ten labels, chunks of hundreds: shapes only."""
+    monkeypatch.setattr(kronecker, "check_finite", lambda matrix: None)  # there are no numbers to look at
+    with FakeTensorMode():
+        X, y = torch.randn(500, 3, 32, 32), torch.zeros(500, dtype=torch.long)
+        problem = Problem(resnet(64), X, y, 0.1, chunk=4096)
+        assert problem.p == 11_164_362 and problem.n_classes == 10
+        layers = read_layers(problem)
+        squares = sum(layer.o**2 + layer.i**2 for layer in layers)
+        # The matrices themselves are beside what is given for chunks.
+        assert 4 * GIB < peak(kronecker_factors, problem, layers, 8 * GIB) <= 8 * GIB + 8 * squares
+        bases = [
+            Basis(x, *(torch.zeros(*size).double() for size in ((x.o, x.o), (x.o,), (x.i, x.i), (x.i,))))
+            for x in layers
+        ]
+        assert 4 * GIB < peak(EKFAC().eigenvalues, problem, bases, 8 * GIB) <= 8 * GIB + 4 * squares + 8 * problem.p
+        parts = [Part(x.place, *(torch.zeros(*size) for size in ((x.o, x.o), (x.i, x.i), (x.o, x.i)))) for x in layers]
+        halves = LayerHalves(problem, layers, parts, positions(problem, layers), 4 * GIB)
+        labels = torch.zeros(500, 10, dtype=torch.long)
+        for many in (labels[:, :1], labels[:80]):
+            assert 2 * GIB < peak(halves.influences, X[: len(many)], many) <= 4 * GIB
+        for many in (labels[:300, :1], labels[:50]):
+            out = torch.zeros(*many.shape, problem.p, dtype=torch.float16)
+            assert 2 * GIB < peak(halves.half, X[: len(many)], many, torch.ones(many.shape), out) <= 4 * GIB
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+@pytest.mark.parametrize("low", [False, True])
+def test_fit_and_prediction_keep_to_the_memory_budget(low):
+    """More rows than fit, in several portions, in float32 and as a GPU keeps them."""
+    rng, budget = np.random.default_rng(0), 0.1
+    X, y = rng.normal(size=(220, 3, 8, 8)).astype(np.float32), rng.integers(0, 10, 200)
+    with Live() as live:
+        clf = FullConformalClassifier(
+            resnet(8), prefit=True, curvature="ekfac", damping=1.0, memory_budget=budget, dtype="float32"
+        ).fit(X[:200], y)
+        training = clf._engine.training
+        assert training.problem.n * training.problem.p * 4 > budget * GIB
+        halved = Halved(training.halves, training.problem.p, training.problem.X, low=low)
+        out = counts_by_halves(training, halved, torch.as_tensor(X[200:]), 1.0, None, None)
+    assert 0.3 < out.touched <= 1
+    assert budget * GIB / 2 < live.peak <= budget * GIB
