@@ -303,7 +303,8 @@ def main(argv=None):
         accuracy = float((log_proba(network, X_test).argmax(1) == y_test).mean())
         size = sum(q.numel() for q in network.parameters())
         print(
-            f"{method}: {len(index):,} images, {size:,} parameters, accuracy {accuracy:.4f}, trained in {seconds:.0f} s"
+            f"{method}: {len(index):,} images, {size:,} parameters, accuracy {accuracy:.4f}, trained in {seconds:.0f} s",
+            flush=True,
         )
         results.note(method, training_seconds=round(seconds, 3), accuracy=accuracy)
         if method == "split":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -77,6 +79,19 @@ def resnet():
     nn.init.normal_(model.norm.running_mean, 0, 0.3)
     nn.init.uniform_(model.norm.running_var, 0.5, 2)
     model.norm.requires_grad_(False)
+    return model
+
+
+def resnet18(width: int) -> nn.Module:
+    """The network of the example, its normalisation held fixed."""
+    path = Path(__file__).parents[1] / "examples" / "resnet_cifar.py"
+    spec = importlib.util.spec_from_file_location("resnet_cifar", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.resnet18(width).eval()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.requires_grad_(False)
     return model
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cases import CURVATURES, MODELS, ResNet, draw
+from cases import CURVATURES, MODELS, ResNet, draw, resnet18
 from torch import nn
 
 from fullconformal import FullConformalClassifier, load
@@ -157,3 +157,18 @@ def test_a_residual_network_gives_the_same_p_values(curvature):
     options = {"prefit": True, "l2": 0.1, "curvature": curvature}
     p = [FullConformalClassifier(net, device=d, **options).fit(X, y).predict_p(X[:20]) for d in ("cpu", "cuda")]
     assert np.abs(p[0] - p[1]).max() < 1e-9
+
+
+def test_ekfac_keeps_to_its_memory_budget():
+    """700,000 parameters and 4,000 points: rows of 5.6 GB in half precision, 2 GiB for all."""
+    rng, budget = np.random.default_rng(0), 2.0
+    X, y = rng.normal(size=(4100, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, 4000)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    clf = FullConformalClassifier(
+        resnet18(16), prefit=True, curvature="ekfac", damping=1.0, memory_budget=budget, device="cuda"
+    ).fit(X[:4000], y)
+    p = clf.predict_p(X[4000:])
+    assert ((p > 0) & (p <= 1)).all()
+    assert budget / 2 < (torch.cuda.max_memory_allocated() - before) / 2**30 <= budget

@@ -15,6 +15,7 @@ from fullconformal.curvature.kronecker import Part, kronecker_factors
 from fullconformal.curvature.layers import Layer, Place, read_layers
 from fullconformal.models import mlp
 from fullconformal.problem import Problem, flat, softmax_curvature
+from fullconformal.scores import halved as halved_module
 from fullconformal.scores.halved import Halved
 
 
@@ -234,7 +235,9 @@ def test_sides_are_turned_before_or_after_the_sum_over_positions():
 
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
 @pytest.mark.parametrize("size", [1.0, 1e-12])  # of the residuals: sure points have gradients near nothing
-def test_products_in_half_precision_keep_to_their_bound(name, size):
+@pytest.mark.parametrize("part", [50, 2**15])  # many parts, the last filled up with zeros, and one
+def test_products_in_half_precision_keep_to_their_bound(name, size, part, monkeypatch):
+    monkeypatch.setattr(halved_module, "PART", part)
     model, X, y, _ = draw(name, 6, n=30)
     problem = Problem(model, X, y, 0.7)
     whole = EKFAC().factor(problem).half(flat(problem.gradients(X, y))).float() * size
@@ -250,7 +253,8 @@ def test_products_in_half_precision_keep_to_their_bound(name, size):
 
     halved = Halved(Given(), problem.p, whole, low=True)
     rows = halved.rows(X, torch.arange(30)[:, None], s[:, None])
-    assert rows.dtype == torch.float16 and rows.shape[1] % 8 == 0
+    assert rows.dtype == torch.float16 and rows.shape[1] % (8 * halved.parts) == 0
+    assert halved.parts == -(-problem.p // part)
     error = (halved.products(rows, s, rows[:20], s[:20]).double() - exact[:, :20]).abs()
     assert (error <= halved.error * s.sqrt()[:, None] * s[:20].sqrt()).all()
 

@@ -1,13 +1,10 @@
 """EK-FAC keeps to its memory: bytes of live tensors, at full size without their numbers, and at a small one with them."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from cases import resnet18
 from live import Live
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullconformal import FullConformalClassifier
@@ -18,19 +15,6 @@ from fullconformal.problem import Problem
 from fullconformal.scores.halved import Halved, counts_by_halves
 
 GIB = 2**30
-
-
-def resnet(width):
-    """The network of the example, its normalisation held fixed."""
-    path = Path(__file__).parents[1] / "examples" / "resnet_cifar.py"
-    spec = importlib.util.spec_from_file_location("resnet_cifar", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    model = module.resnet18(width).eval()
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.requires_grad_(False)
-    return model
 
 
 def peak(function, *args):
@@ -56,7 +40,7 @@ def test_each_step_for_a_resnet18_keeps_to_what_it_was_given(monkeypatch):
     monkeypatch.setattr(kronecker, "check_finite", lambda matrix: None)  # there are no numbers to look at
     with FakeTensorMode():
         X, y = torch.randn(500, 3, 32, 32), torch.zeros(500, dtype=torch.long)
-        problem = Problem(resnet(64), X, y, 0.1, chunk=4096)
+        problem = Problem(resnet18(64), X, y, 0.1, chunk=4096)
         assert problem.p == 11_164_362 and problem.n_classes == 10
         layers = read_layers(problem)
         squares = sum(layer.o**2 + layer.i**2 for layer in layers)
@@ -85,7 +69,7 @@ def test_fit_and_prediction_keep_to_the_memory_budget(low):
     X, y = rng.normal(size=(220, 3, 8, 8)).astype(np.float32), rng.integers(0, 10, 200)
     with Live() as live:
         clf = FullConformalClassifier(
-            resnet(8), prefit=True, curvature="ekfac", damping=1.0, memory_budget=budget, dtype="float32"
+            resnet18(8), prefit=True, curvature="ekfac", damping=1.0, memory_budget=budget, dtype="float32"
         ).fit(X[:200], y)
         training = clf._engine.training
         assert training.problem.n * training.problem.p * 4 > budget * GIB

@@ -6,7 +6,16 @@ from cases import MODELS, draw
 from torch import nn
 from torch.func import grad, jacrev
 
-from fullconformal.problem import Problem, candidate_losses, contract, flat, losses, residuals, squared_norms
+from fullconformal.problem import (
+    Problem,
+    candidate_losses,
+    contract,
+    flat,
+    full_precision,
+    losses,
+    residuals,
+    squared_norms,
+)
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -108,3 +117,19 @@ def test_losses_and_residuals_keep_their_digits_where_the_model_is_sure():
                 losses(logits.to(dtype), torch.full_like(y, label)),
             )
             assert ((own - every).abs() < 4 * torch.finfo(dtype).eps * (gap + 10)).all()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_tf32_where_scores_are_made(allowed):
+    """Whatever the user allows, which stands again afterwards."""
+    flags = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [flag.allow_tf32 for flag in flags]
+    try:
+        for flag in flags:
+            flag.allow_tf32 = allowed
+        with full_precision():
+            assert not any(flag.allow_tf32 for flag in flags)
+        assert all(flag.allow_tf32 == allowed for flag in flags)
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.allow_tf32 = value

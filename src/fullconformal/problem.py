@@ -429,13 +429,14 @@ class Problem:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 in convolutions, which torch allows by default: scores are compared more finely than its three digits."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32
+    cudnn.allow_tf32 = products.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        cudnn.allow_tf32, products.allow_tf32 = before
 
 
 def plain_convolutions(prefix: nn.Module, names: Sequence[str]) -> list[nn.Conv2d]:

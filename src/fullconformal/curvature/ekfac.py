@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.kronecker import Basis, Kronecker, tensor_cores
+from fullconformal.curvature.kronecker import Basis, Kronecker
 from fullconformal.curvature.layers import passes
+from fullconformal.curvature.structured import tensor_cores
 from fullconformal.problem import Problem
 
 

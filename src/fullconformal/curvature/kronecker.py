@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty, smallest_eigenvalue
 from fullconformal.curvature.layers import KEPT, Layer, Place, joined, passes, positions, pulled, read_layers, record
+from fullconformal.curvature.structured import tensor_cores
 from fullconformal.problem import Problem, full_precision, residuals
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes
@@ -102,8 +102,12 @@ class LayerHalves(Halves):
             columns = list(pulled(self.layers, logits, returned, E))
         del logits, returned  # and with them what the passes kept
         for at, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):
-            a = joined([layer.inputs(x) for x in given[at]])
-            yield part, part.half(a, torch.stack([column[at] for column in columns], dim=1))
+            with full_precision():
+                a = joined([layer.inputs(x) for x in given[at]])
+                M = part.half(a, torch.stack([column[at] for column in columns], dim=1))
+            del a
+            yield part, M
+            del M
 
     def _chunk(self, R: int) -> int:
         """Points that go together: what the passes keep, the gradients of R labels, and a layer's inputs and matrices."""
@@ -238,14 +242,3 @@ def _add_moments(sums: list[list[Tensor]], inputs: list[Tensor], columns: Iterat
         for (_, G), g in zip(sums, gradients, strict=True):
             flat = g.flatten(0, 1)
             G += flat.T @ flat
-
-
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """float32 products on a GPU by TF32: ten bits are plenty for sums of squares, and every score is from the same basis and λ."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -177,7 +177,7 @@ def add_gram(total: Tensor, B: Tensor) -> None:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """TF32 in float32 products on a GPU, for BᵀB only.
+    """TF32 in float32 products on a GPU, for sums of squares only: BᵀB, and second moments.
 
     Entries of B are rounded by ε ≤ 2⁻¹¹ of themselves and summed in float32: the sum is B̃ᵀB̃, still positive semi-definite, and
     xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the

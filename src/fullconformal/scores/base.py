@@ -71,7 +71,11 @@ class Training:
 
     @property
     def rounding(self) -> float:
-        """Relative error granted to a product gᵀ𝓗⁻¹g: that of p terms, and what an iterative solve leaves."""
+        """Relative error granted to a product gᵀ𝓗⁻¹g: that of p terms, and twice what an iterative solve leaves.
+
+        A solve of accuracy δ leaves δ√(s_i ŝ) ≤ δ(2s_i + ŝ/8) in k_i. Granted are 2δ of ℓ_i + s_i and of |τ|: enough where
+        ŝ ≤ 16(ℓ_i + |τ|), that is but for candidates that have many times the influence on themselves which they have loss.
+        """
         return rounding(self.problem) + 2 * self.factor.accuracy
 
 

@@ -128,7 +128,10 @@ class _Pairs:
 def counts_by_halves(
     training: Training, halved: Halved, X: Tensor, q: float, weight: Tensor | None, progress: Progress | None
 ) -> Counts:
-    """`pruned_counts` from half-solved gradients, those of points and of candidates made as they are needed."""
+    """`pruned_counts` from half-solved gradients, those of points and of candidates made as they are needed.
+
+    Scores are tied within the rounding of their losses and (ŝ being known) of their products: in float32 less than `count_scores` grants.
+    """
     problem, m, room = training.problem, len(X), training.memory // 8
     loss = candidate_losses(problem.logits(X))
     labels = torch.arange(loss.shape[1], device=X.device).expand_as(loss)
