@@ -59,6 +59,9 @@ class LastLayer(Engine):
     def log_proba(self, X: Any) -> FloatArray:
         return torch.log_softmax(self.head.split(X)[1].double(), -1).cpu().numpy()
 
+    def precision(self, X: Any) -> float:
+        return torch.finfo(self.head.dtype).eps
+
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         check_approximation(query.approximation)
         phi, logits = self.head.split(X)
@@ -127,6 +130,9 @@ class OnFeatures(Engine):
 
     def log_proba(self, X: Any) -> FloatArray:
         return self.inner.log_proba(self.features(X))
+
+    def precision(self, X: Any) -> float:
+        return self.inner.precision(X)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         return self.inner.counts(self.features(X), query)
