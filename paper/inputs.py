@@ -14,7 +14,8 @@ from fullconformal import data
 from fullconformal.models import Autoencoder
 from fullconformal.models.fitting import Progress
 from fullconformal.models.networks import EMBEDDING
-from fullconformal.models.stacked import Job, Recipe, hold_out, squared_errors, train_stacked, weights_only
+from fullconformal.models.recipe import Job, Recipe, hold_out, squared_errors, weights_only
+from fullconformal.models.stacked import train_stacked
 from paper.config import Real, key
 from paper.records import Records
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from fullconformal.models import paper_network
 from fullconformal.models.fitting import Progress, polish
-from fullconformal.models.stacked import Job, Recipe, Trained, hold_out, train_stacked, weights_only
+from fullconformal.models.recipe import Job, Recipe, Trained, hold_out, weights_only
+from fullconformal.models.stacked import train_stacked
 from paper.config import Real, key
 from paper.inputs import Inputs
 from paper.records import Records

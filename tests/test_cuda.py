@@ -8,7 +8,8 @@ from torch import nn
 
 from fullconformal import FullConformalClassifier, load
 from fullconformal.models import Autoencoder, cnn, mlp
-from fullconformal.models.stacked import Job, Recipe, hold_out, squared_errors, train_stacked
+from fullconformal.models.recipe import Job, Recipe, hold_out, squared_errors
+from fullconformal.models.stacked import train_stacked
 from fullconformal.problem import Problem
 from fullconformal.scores.base import count_scores, prepare
 from fullconformal.scores.direct import direct

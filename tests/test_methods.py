@@ -22,6 +22,7 @@ from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.convex import precision
+from fullconformal.estimators import engines
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
@@ -371,6 +372,28 @@ def test_recalibration_puts_p_values_before_losses():
     flat, moved = raw.ravel(), new.ravel()
     larger = flat[:, None] > flat[None, :] + 1e-9
     assert (moved[:, None] >= moved[None, :])[larger].all()
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "last_layer_kron"])
+def test_recalibrated_p_values_are_the_same_in_any_batch(curvature):
+    """A float32 network gives an object other last bits in another batch; a fresh point stays tied with itself."""
+    X, y, Xt, yt = data(3, n=100, m=100, d=64)
+    torch.manual_seed(0)
+    clf = FullConformalClassifier(mlp(64, (16,), 3), method="influence", curvature=curvature, max_epochs=20).fit(X, y)
+    together, alone = (np.concatenate([clf.predict_p(part) for part in parts]) for parts in ([Xt], np.split(Xt, 100)))
+    assert np.array_equal(together, alone)
+    clf.recalibrate(Xt, yt)
+    together, alone = (np.concatenate([clf.predict_p(part) for part in parts]) for parts in ([Xt], np.split(Xt, 100)))
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_refits_know_the_precision_of_a_network(dtype, monkeypatch):
+    X, y, Xt, _ = data(2, n=8, m=1)
+    asked = {}
+    monkeypatch.setattr(engines, "refit_counts", lambda *_, **options: asked.update(options) or (np.ones((1, 2)),) * 2)
+    FullConformalClassifier(mlp(4, (2,), 2), method="exact", max_epochs=1, dtype=dtype).fit(X, y).predict_p(Xt)
+    assert asked["eps"] == np.finfo(dtype).eps
 
 
 def test_audits_refuse_what_refits_cannot_answer():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from joblib import Parallel, delayed
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing, check_random_state
@@ -37,14 +36,30 @@ from fullconformal.estimators.fitting import (
     transform,
 )
 from fullconformal.models.adapters import is_skorch
-from fullconformal.problem import Problem
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
 from fullconformal.sets import check_levels, members
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Model = Callable[[Any], FloatArray]  # log-probabilities (m, C) of objects
 Part = tuple[IntArray, IntArray]  # points that train, points that are scored
+
+
+@dataclass(frozen=True)
+class Piped:
+    """A model behind transformers."""
+
+    head: Any
+    model: LogProba
+
+    def __call__(self, X: Any) -> FloatArray:
+        return self.model(transform(self.head, X))
+
+    def precision(self, X: Any) -> float:
+        """The unit of rounding in which it gives log-probabilities of objects X."""
+        return self.model.precision(X)
+
+
+Model = LogProba | Piped  # log-probabilities (m, C) of objects
 
 
 @dataclass(frozen=True)
@@ -53,17 +68,6 @@ class Calibrated:
 
     model: Model
     ordered: list[FloatArray]
-
-
-@dataclass(frozen=True)
-class Piped:
-    """A model behind transformers."""
-
-    head: Any
-    model: Model
-
-    def __call__(self, X: Any) -> FloatArray:
-        return self.model(transform(self.head, X))
 
 
 def fit_model(estimator: Any, X: Any, y: IntArray, classes: npt.NDArray[Any], settings: Settings) -> Model:
@@ -76,21 +80,10 @@ def fit_model(estimator: Any, X: Any, y: IntArray, classes: npt.NDArray[Any], se
         )
     head, X = fit_transformer(head, X, y, settings.prefit)
     if trained_here(final):
-        model: Model = LogProba(fit_problem(final, X, y, classes, settings), every, len(every))
+        model = LogProba(fit_problem(final, X, y, classes, settings), every, len(every))
     else:
         model = LogProba(final, every, len(every)) if settings.prefit else FitScore(final, settings, len(every))(X, y)
     return model if head is None else Piped(head, model)
-
-
-def precision(model: Model, X: Any) -> float:
-    """The unit of rounding in which a model gives log-probabilities of objects X."""
-    if isinstance(model, Piped):
-        return precision(model.model, X)
-    inner = getattr(model, "model", None)
-    if isinstance(inner, Problem):
-        return torch.finfo(inner.X.dtype).eps
-    single = is_skorch(inner) or getattr(X, "dtype", None) == np.float32
-    return float(np.finfo(np.float32 if single else np.float64).eps)
 
 
 def trained_here(final: Any) -> bool:
@@ -283,7 +276,7 @@ class CalibratedClassifier(ConformalClassifier):
         """Calibration points of a part above and tied with every candidate, (m, C) each."""
         log_proba = part.model(X)
         tau = self._scores(log_proba, uniform)
-        return pvalues.rank_counts(part.ordered, tau, self._rounding(tau, log_proba, precision(part.model, X)))
+        return pvalues.rank_counts(part.ordered, tau, self._rounding(tau, log_proba, part.model.precision(X)))
 
     def _rounding(self, scores: FloatArray, log_proba: FloatArray, eps: float) -> FloatArray:
         """Scores (m, C) closer than this are tied: equal objects in batches of different sizes have scores that differ so."""

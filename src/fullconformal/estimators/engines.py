@@ -77,6 +77,10 @@ class Engine(ABC):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Weight of the training points above and tied with each candidate, (m, C) each."""
 
+    def precision(self, X: Any) -> float:
+        """The unit of rounding of `log_proba` for objects X."""
+        return float(np.finfo(np.float64).eps)
+
     @property
     def diagnostics(self) -> Diagnostics:
         """Figures about the fit."""
@@ -98,6 +102,10 @@ class Differentiable(Engine):
     def log_proba(self, X: Any) -> FloatArray:
         """Logarithms (m, C) of the model's probabilities."""
         return problem_log_proba(self.problem, X)
+
+    def precision(self, X: Any) -> float:
+        """The unit of rounding of `log_proba`."""
+        return torch.finfo(self.problem.X.dtype).eps
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the engine has no scores but orders."""
@@ -293,7 +301,7 @@ class FitScore:
     settings: Settings
     n_classes: int
 
-    def __call__(self, X: Any, y: npt.NDArray[np.int64]) -> Any:
+    def __call__(self, X: Any, y: npt.NDArray[np.int64]) -> LogProba:
         present, index = np.unique(y, return_inverse=True)
         if len(present) == 1:  # nothing to learn: the one label there is
             return LogProba(None, present, self.n_classes)
@@ -324,6 +332,13 @@ class LogProba:
             out[:, self.present] = _log(self.model.predict_proba(X))
         return out
 
+    def precision(self, X: Any) -> float:
+        """The unit of rounding in which it gives log-probabilities of objects X."""
+        if isinstance(self.model, Problem):
+            return torch.finfo(self.model.X.dtype).eps
+        single = is_skorch(self.model) or getattr(X, "dtype", None) == np.float32
+        return float(np.finfo(np.float32 if single else np.float64).eps)
+
 
 class Refit(Engine):
     """Full CP itself for any classifier, by honest refits."""
@@ -339,12 +354,15 @@ class Refit(Engine):
         out: FloatArray = self.model(X)
         return out
 
+    def precision(self, X: Any) -> float:
+        return self.model.precision(X)
+
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         estimator, settings = self.fit_score.estimator, self.fit_score.settings
         key = repr((settings_of(estimator), settings.seed, settings.l2, settings.max_epochs))
         return refit_counts(
             self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,
-            self.n_jobs, self.checkpoint, query.progress, self.report, key=key,
+            self.n_jobs, self.checkpoint, query.progress, self.report, key=key, eps=self.precision(self.X),
         )  # fmt: skip
 
 

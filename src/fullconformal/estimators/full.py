@@ -45,6 +45,7 @@ from fullconformal.estimators.large import check_stream, fitted_engine, prefit_e
 from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions
 from fullconformal.estimators.shards import Fit, Work, say_nothing
 from fullconformal.estimators.streams import Stream, is_mapped, is_stream
+from fullconformal.scores.refits import TIED
 
 
 class FullConformalClassifier(FullOptions):
@@ -349,7 +350,9 @@ class FullConformalClassifier(FullOptions):
         total = len(labels) if weight is None else weight.sum(axis=0)
         # Small p-values are the nonconforming ones, so the score is −p.
         compared = None if weight is None else weight[:, None, :]
-        greater, equal = pvalues.count(-fresh[:, None, None], -self._refined(X, p), 1e-12, compared)
+        # A relative error e of the loss ℓ moves 1/(1 + ℓ), and with it what refines p, by no more than e/4.
+        tie = TIED * self._engine.precision(X) / (4 * len(self._labels) + 4) + 4 * np.finfo(np.float64).eps
+        greater, equal = pvalues.count(-fresh[:, None, None], -self._refined(X, p), tie, compared)
         return pvalues.p_values(greater, equal, total, uniform=uniform)
 
     def diagnose(self) -> Diagnostics:

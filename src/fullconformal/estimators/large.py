@@ -40,21 +40,15 @@ class LastLayer(Engine):
     ):  # fmt: skip
         """Penalties by parameter in mean form; `half` keeps features that are float32 in float16."""
         self.damping_chosen, self.memory, self.ordered = damping is None, memory, stream.ordered
-        self.head, batches = open_stream(network, stream, device)
+        self.head, self.input_shape, batches = open_stream(network, stream, device, progress)
         half, weights = half and self.head.dtype == torch.float32, self.head.weights
         self.n_classes, d = weights.shape
         check_memory(stream.expected, d, self.n_classes, self.head.dtype.itemsize, half, memory)
         passing = Passing(d, self.n_classes, self.head.device, self.head.dtype, stream.expected)
         labels = []
-        for x, y in batches:
-            check_labels(y, self.n_classes)
-            phi, logits = self.head(x)
-            check_finite(phi, logits, passing.n)
+        for phi, logits, y in batches:
             passing.add(phi, logits, y)
             labels.append(y.cpu().numpy())
-            if progress is not None and stream.expected:
-                progress(passing.n, stream.expected)
-        self.input_shape = tuple(x.shape[1:])
         self.labels: npt.NDArray[np.int64] = np.concatenate(labels)
         self.n = len(self.labels)
         lam = torch.full((d,), self.head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
@@ -64,6 +58,9 @@ class LastLayer(Engine):
 
     def log_proba(self, X: Any) -> FloatArray:
         return torch.log_softmax(self.head.split(X)[1].double(), -1).cpu().numpy()
+
+    def precision(self, X: Any) -> float:
+        return torch.finfo(self.head.dtype).eps
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         check_approximation(query.approximation)
@@ -109,7 +106,7 @@ class OnFeatures(Engine):
         self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], curvature: Curvature, device: torch.device,
         memory: int, prune: bool | str, progress: Progress | None,
     ):  # fmt: skip
-        self.head, batches = open_stream(network, stream, device)
+        self.head, self.input_shape, batches = open_stream(network, stream, device, progress)
         layer = self.head.layer
         self.n_classes, p = layer.out_features, sum(q.numel() for q in layer.parameters())
         needed = p**2 * (16 + 2 * self.head.dtype.itemsize)
@@ -118,24 +115,13 @@ class OnFeatures(Engine):
                 f"the curvature of {p:,} parameters needs about {needed / 2**30:.2g} GiB, memory_budget is {memory / 2**30:.2g} GiB; "
                 "curvature='last_layer_kron' needs no such matrix; or raise memory_budget."
             )
-        features, labels, self.n = [], [], 0
-        for x, y in batches:
-            check_labels(y, self.n_classes)
-            phi, logits = self.head(x)
-            check_finite(phi, logits, self.n)
-            features.append(phi[:, : layer.in_features])
-            labels.append(y)
-            self.n += len(y)
-            if progress is not None and stream.expected:
-                progress(self.n, stream.expected)
-        self.input_shape = tuple(x.shape[1:])
-        y = torch.cat(labels)
+        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in batches]
+        features, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+        self.n = len(y)
         self.labels: npt.NDArray[np.int64] = y.cpu().numpy()
         on = {f"0.{part}": self.n * self.head.penalty(penalty, part) for part in ("weight", "bias")}
         top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
-        problem = Problem(
-            top, torch.cat(features), y, {k: v for k, v in on.items() if k in dict(top.named_parameters())}
-        )
+        problem = Problem(top, features, y, {k: v for k, v in on.items() if k in dict(top.named_parameters())})
         self.inner = Influence(problem, curvature, "ggn of the last layer", memory, prune)
 
     def features(self, X: Any) -> Any:
@@ -144,6 +130,9 @@ class OnFeatures(Engine):
 
     def log_proba(self, X: Any) -> FloatArray:
         return self.inner.log_proba(self.features(X))
+
+    def precision(self, X: Any) -> float:
+        return self.inner.precision(X)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         return self.inner.counts(self.features(X), query)
@@ -217,14 +206,27 @@ def _kronecker(
 
 
 def open_stream(
-    network: nn.Module, stream: Stream, device: torch.device
-) -> tuple[Head, Iterator[tuple[Tensor, Tensor]]]:
-    """The network split at its last layer, and the batches of a stream that has been found readable."""
+    network: nn.Module, stream: Stream, device: torch.device, progress: Progress | None
+) -> tuple[Head, tuple[int, ...], Iterator[tuple[Tensor, Tensor, Tensor]]]:
+    """The network split at its last layer, the shape of objects, and features, logits and labels of a readable stream's batches."""
     stream.check()
     *_, last = network.parameters()  # a frozen backbone may have another dtype than the head that was put on it
     batches = stream.batches(device, last.dtype)
     first = next(batches)
-    return Head.of(network, first[0]), chain([first], batches)
+    head, expected = Head.of(network, first[0]), stream.expected
+
+    def passes() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        n = 0
+        for x, y in chain([first], batches):
+            check_labels(y, head.layer.out_features)
+            phi, logits = head(x)
+            check_finite(phi, logits, n)
+            yield phi, logits, y
+            n += len(y)
+            if progress is not None and expected:
+                progress(n, expected)
+
+    return head, tuple(first[0].shape[1:]), passes()
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------

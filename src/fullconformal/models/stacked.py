@@ -10,78 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fullconformal.models.fitting import NotFinite, Progress
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy (k,) of each point."""
-    return nn.functional.cross_entropy(logits, y, reduction="none")
-
-
-def squared_errors(output: Tensor, x: Tensor) -> Tensor:
-    """Mean squared error (k,) of each point."""
-    return ((output - x) ** 2).flatten(1).mean(1)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How networks are trained; the defaults are the paper's.
-
-    Parameters
-    ----------
-    learning_rate, batch_size, max_epochs
-        Of Adam.
-    patience : int
-        Epochs without a better validation loss after which a network stops; the best parameters are kept. Networks without
-        validation points train for all epochs.
-    cosine : bool
-        Let the learning rate fall to zero along a cosine.
-    """
-
-    learning_rate: float = 1e-3
-    batch_size: int = 100
-    max_epochs: int = 200
-    patience: int = 10
-    cosine: bool = False
-
-
-@dataclass(frozen=True)
-class Job:
-    """One network: its seed, the points it trains on and those that stop it, and which of several inputs it reads."""
-
-    seed: int
-    train: Tensor
-    valid: Tensor | None = None
-    source: int = 0
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained network, the epochs it took, and the validation loss of its parameters (NaN without validation points)."""
-
-    model: nn.Module
-    epochs: int
-    loss: float
-
-
-def weights_only(model: nn.Module, lam: float) -> dict[str, float]:
-    """The paper's penalty λ|W|², on weights and not on biases, as coefficients of ½θ² by parameter name."""
-    return {name: 2 * lam for name, q in model.named_parameters() if q.ndim > 1}
-
-
-def hold_out(indices: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices split at random into those that train and a share that stops the training."""
-    order = indices[torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))]
-    cut = len(indices) - round(share * len(indices))
-    return order[:cut], order[cut:]
+from fullconformal.models.recipe import Job, Loss, Recipe, Trained, cross_entropies
 
 
 def train_stacked(
@@ -117,7 +52,8 @@ def train_stacked(
     --------
     >>> import torch
     >>> from fullconformal.models import mlp
-    >>> from fullconformal.models.stacked import Job, Recipe, train_stacked
+    >>> from fullconformal.models.recipe import Job, Recipe
+    >>> from fullconformal.models.stacked import train_stacked
     >>> X, y = torch.randn(200, 5), torch.arange(200) % 2
     >>> jobs = [Job(seed, torch.arange(150), torch.arange(150, 200)) for seed in range(3)]
     >>> [type(t.model).__name__ for t in train_stacked(lambda: mlp(5, (4,), 2), X[None], y, jobs, {}, Recipe(max_epochs=2))]
