@@ -75,23 +75,11 @@ class FoldsClassifier(PooledClassifier):
     cv: Any
 
     def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        n_folds: int = 5,
-        cv: Any = None,
-        conformity_score: str = "loss",
-        randomized: bool = True,
-        k_reg: int | None = None,
-        lambda_reg: float | None = None,
-        confidence_level: float = 0.9,
-        class_conditional: bool = False,
-        l2: float | None = None,
-        max_epochs: int = 200,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ):
+        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
+        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
+        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
         self._keep(locals())
 
     def _check_params(self) -> None:

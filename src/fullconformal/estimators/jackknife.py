@@ -59,21 +59,11 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
     """
 
     def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        conformity_score: str = "loss",
-        randomized: bool = True,
-        k_reg: int | None = None,
-        lambda_reg: float | None = None,
-        confidence_level: float = 0.9,
-        class_conditional: bool = False,
-        l2: float | None = None,
-        max_epochs: int = 200,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ):
+        self, estimator: Any = None, *, conformity_score: str = "loss", randomized: bool = True,
+        k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
+        class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200, n_jobs: int | None = None,
+        random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
         self._keep(locals())
 
     _remedy = "leave that class out"

@@ -100,23 +100,11 @@ class SplitConformalClassifier(SplittingClassifier):
     allow_empty: bool
 
     def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        conformity_score: str = "loss",
-        calibration_size: float = 0.2,
-        prefit: bool = False,
-        randomized: bool = True,
-        k_reg: int | None = None,
-        lambda_reg: float | None = None,
-        allow_empty: bool = True,
-        confidence_level: float = 0.9,
-        class_conditional: bool = False,
-        l2: float | None = None,
-        max_epochs: int = 200,
-        random_state: Any = None,
-        verbose: int = 0,
-    ):
+        self, estimator: Any = None, *, conformity_score: str = "loss", calibration_size: float = 0.2,
+        prefit: bool = False, randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
+        allow_empty: bool = True, confidence_level: float = 0.9, class_conditional: bool = False,
+        l2: float | None = None, max_epochs: int = 200, random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
         self._keep(locals())
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
@@ -229,24 +217,12 @@ class AggregatedConformalClassifier(SplittingClassifier):
     aggregation: str
 
     def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        n_estimators: int = 10,
-        aggregation: str = "mean",
-        conformity_score: str = "loss",
-        calibration_size: float = 0.2,
-        randomized: bool = True,
-        k_reg: int | None = None,
-        lambda_reg: float | None = None,
-        confidence_level: float = 0.9,
-        class_conditional: bool = False,
-        l2: float | None = None,
-        max_epochs: int = 200,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ):
+        self, estimator: Any = None, *, n_estimators: int = 10, aggregation: str = "mean",
+        conformity_score: str = "loss", calibration_size: float = 0.2, randomized: bool = True,
+        k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
+        class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200, n_jobs: int | None = None,
+        random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
         self._keep(locals())
 
     def _check_params(self) -> None:
