@@ -16,16 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import (
-    ConformalClassifier,
-    ConformalWarning,
-    check_number,
-    check_option,
-    check_whole,
-    encode_labels,
-    first_rows,
-    progress_bar,
-)
+from fullconformal.estimators.base import ConformalClassifier, ConformalWarning, first_rows, progress_bar
+from fullconformal.estimators.checks import check_number, check_option, check_whole, encode_labels
 from fullconformal.estimators.engines import FitScore, LogProba
 from fullconformal.estimators.fitting import (
     Settings,

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from sklearn.model_selection import KFold
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import check_whole
 from fullconformal.estimators.calibrated import CalibratedClassifier, FloatArray, IntArray, Part
+from fullconformal.estimators.checks import check_whole
 
 
 class PooledClassifier(CalibratedClassifier):

@@ -15,13 +15,8 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
-from fullconformal.estimators.base import (
-    ConformalWarning,
-    check_number,
-    encode_labels,
-    first_rows,
-    progress_bar,
-)
+from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar
+from fullconformal.estimators.checks import check_number, encode_labels
 from fullconformal.estimators.curvatures import LAYERS, held_parameters, hold_fixed, trainable
 from fullconformal.estimators.engines import (
     Engine,

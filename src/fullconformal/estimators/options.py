@@ -13,7 +13,8 @@ from sklearn.utils import check_random_state
 from torch import nn
 
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, Curvature, Dual, Hessian
-from fullconformal.estimators.base import ConformalClassifier, check_number, check_option
+from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.checks import check_number, check_option
 from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
 from fullconformal.estimators.engines import APPROXIMATIONS
 from fullconformal.estimators.fitting import L2_NETWORK, check_estimator_kind, check_outputs, split_pipeline, to_tensor

@@ -12,8 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import check_option, check_whole
 from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
+from fullconformal.estimators.checks import check_option, check_whole
 from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.scores.adaptive import tune_raps
 from fullconformal.sets import likeliest

@@ -1,0 +1,44 @@
+"""Checks of what users give: labels, and options of a kind and size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.multiclass import check_classification_targets
+
+
+def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Classes (C,) and label indices (n,); at least two classes."""
+    y = np.asarray(y)
+    try:
+        if y.dtype.kind not in "biu":  # whole numbers are always labels, and looking closer takes longer than the rest
+            check_classification_targets(y)
+        classes, index = np.unique(y, return_inverse=True)
+    except TypeError as error:  # they have no order
+        kinds = ", ".join(sorted({type(label).__name__ for label in y.tolist()}))
+        raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
+    if len(classes) < 2:
+        raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
+    return classes, index.astype(np.int64)
+
+
+def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise unless value is one of the allowed words."""
+    if not (isinstance(value, str) and value in allowed):
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(map(repr, allowed))}.")
+
+
+def check_number(name: str, value: Any, low: float, what: str, *, strict: bool = False) -> None:
+    """Raise unless value is a finite number ≥ low (> low where strict)."""
+    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value)
+    if not good or value < low or (strict and value == low):
+        raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
+def check_whole(name: str, value: Any, low: int, what: str) -> None:
+    """Raise unless value is a whole number ≥ low."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
