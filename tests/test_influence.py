@@ -12,7 +12,8 @@ from oracles import Oracle, algorithm_2, newton_scores
 
 from fullconformal import pvalues
 from fullconformal.models import mlp
-from fullconformal.problem import Problem, softmax_curvature
+from fullconformal.problem import Problem, flat, softmax_curvature
+from fullconformal.scores import pruned as pruning
 from fullconformal.scores.base import all_scores, count_excess, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.halved import Halved, counts_by_halves
@@ -140,6 +141,8 @@ def test_pruned_equals_unpruned_with_points_kept_and_many_groups(conditional, me
     training = prepare(problem, CURVATURES["ggn"](1.0).factor(problem), memory, keep_solved=False)
     weight = pvalues.comparison_weight(y.numpy(), 3, class_conditional=conditional)
     weight = None if weight is None else torch.as_tensor(weight)
+    order = torch.argsort(training.loss + training.self_influence)
+    assert pruning._worth_keeping(training, Xt, order, 2000) > 0
     for q in (1.0, 0.0):
         dense, pruned = count_scores(direct, training, Xt, q, weight), pruned_counts(training, Xt, q, weight)
         assert np.array_equal(dense.greater, pruned.greater)
@@ -167,6 +170,88 @@ def test_pruned_equals_unpruned_with_the_root_written_out(conditional, kept):
         dense, pruned = count_scores(direct, training, Xt, q, weight), pruned_counts(training, Xt, q, weight)
         assert np.array_equal(dense.greater, pruned.greater)
         assert np.array_equal(dense.equal, pruned.equal) and dense.equal.sum() >= 20
+
+
+GROUPINGS = {
+    "one by one": {"GROUP": {"cpu": (1, 0.0)}},
+    "in pairs": {"GROUP": {"cpu": (2, 1e9)}, "FEW": 0},
+    "as large as can be": {"GROUP": {"cpu": (256, 1e15)}},
+    "large, left as factors": {"GROUP": {"cpu": (256, 1e15)}, "FEW": 256},
+    "few rows at a time": {"CACHE": 2**12, "PAIRS": (1, 1)},
+}
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("kept", ["halved", "gradients", "nothing"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_how_candidates_are_grouped_changes_nothing(monkeypatch, grouping, conditional, kept, dtype):
+    torch.manual_seed(1)
+    model, X, y = mlp(6, (9,), 3).to(dtype).eval(), torch.randn(1500, 6).to(dtype), torch.randint(0, 3, (1500,))
+    Xt = torch.cat([2 * torch.randn(30, 6).to(dtype), X[:10]])  # of which the last tie with themselves
+    problem = Problem(model, X, y, 5.0)
+    training = prepare(problem, CURVATURES["ggn"](0.1).factor(problem), 2**28, keep_solved=False)
+    assert training.halved is not None and training.gradients is not None
+    training = training if kept == "halved" else replace(training, halved=None)
+    training = training if kept != "nothing" else replace(training, gradients=None)
+    weight = pvalues.comparison_weight(y.numpy(), 3, class_conditional=conditional)
+    weight = None if weight is None else torch.as_tensor(weight)
+    for name, value in GROUPINGS[grouping].items():
+        monkeypatch.setattr(pruning, name, value)
+    # In float32 a distance may be within rounding of the largest at which scores are tied: of 1,500 points one, say.
+    allowed = 0 if dtype == torch.float64 else 1
+    for q in (1.0, 0.5):
+        dense, pruned = count_scores(direct, training, Xt, q, weight), pruned_counts(training, Xt, q, weight)
+        assert np.abs(dense.greater - pruned.greater).max() <= allowed
+        assert np.abs(dense.equal - pruned.equal).max() <= allowed
+        assert dense.equal.sum() >= 10
+
+
+def cheapest(open_, start, fetch):
+    """The least cost of products for rows of open_ (k, blocks), all of them at once or either half by itself, and so on."""
+    whole = start + open_.any(0).sum() * (fetch + len(open_))
+    half = len(open_) // 2
+    return min(whole, cheapest(open_[:half], start, fetch) + cheapest(open_[half:], start, fetch)) if half else whole
+
+
+@given(seed=SEEDS, start=st.sampled_from([0.0, 1.0, 30.0, 1e4]))
+@settings(max_examples=40, deadline=None)
+def test_groups_of_candidates_are_the_cheapest_that_halving_finds(seed, start):
+    rng = np.random.default_rng(seed)
+    first = np.sort(rng.integers(0, 30, 32))
+    last = first + rng.geometric(0.3, 32)
+    open_ = (np.arange(40) >= first[:, None]) & (np.arange(40) < last[:, None])
+    training, _, _ = prepared("logistic", 0, "ggn", keep=False)
+    own, block = map(torch.as_tensor, open_.nonzero())
+    near = torch.ones(len(own), 64, dtype=torch.bool)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning, "GROUP", {"cpu": (16, start * 2 * training.problem.p * 64)})
+        group = pruning._groups(training, 32, own, block, near, 40).numpy()
+    assert (np.diff(group) >= 0).all() and set(group) == set(range(group[-1] + 1))
+    members = [open_[group == g] for g in range(group[-1] + 1)]
+    cost = sum(start + part.any(0).sum() * (pruning.FETCH + len(part)) for part in members)
+    least = cheapest(open_[:16], start, pruning.FETCH) + cheapest(open_[16:], start, pruning.FETCH)
+    assert cost == pytest.approx(least, rel=1e-5)
+
+
+def test_a_few_candidates_far_apart_need_few_products():
+    """Not the products of all of them with all points near any of them."""
+    torch.manual_seed(0)
+    model, X, Xt = mlp(20, (40, 20), 5).eval(), torch.randn(6000, 20), torch.randn(20, 20)
+    with torch.no_grad():
+        model[-1].weight *= 10
+        y = torch.multinomial(torch.softmax(model(X), 1), 1)[:, 0]
+    problem = Problem(model, X, y, 60.0)
+    training = prepare(problem, CURVATURES["ggn"](0.01).factor(problem), 2**28, keep_solved=False)
+    b, s, q = training.loss + 0.5 * training.self_influence, training.self_influence, 0.5
+    with torch.no_grad():
+        logits = model(Xt)
+        ghat = [problem.gradients(Xt, torch.full((20,), label)) for label in range(5)]
+    s_hat = torch.stack([training.factor.influence(flat(rows))[0] for rows in ghat], 1).flatten()
+    tau = (torch.logsumexp(logits, 1, keepdim=True) - logits).flatten() - (1 - q) * s_hat
+    near = (b - tau[:, None]).abs() <= (s * s_hat[:, None]).sqrt()
+    touched, least, most = pruned_counts(training, Xt, q).touched, near.double().mean(), near.any(0).double().mean()
+    assert (1 - 1e-3) * least <= touched <= most / 3  # float32 may tell a pair more apart here than there
 
 
 @given(seed=SEEDS, ties=st.integers(0, 3), dtype=st.sampled_from([torch.float64, torch.float32]))
