@@ -16,9 +16,8 @@ Then for the candidates left, sorted by τ so that neighbours have the same open
 4. L⁻¹ĝ of a group of neighbours meets the L⁻¹g_i of the points near any of them (where those are not kept, 𝓗⁻¹ĝ meets the
    gradients), one matrix product a group. Groups are cut so that this costs least, mostly to a few candidates with a few dozen points.
 
-Where the factor has a shorter way to half-solved gradients than gradients and solves, `halved` prunes with those.
-
-A decision must hold by more than the rounding error and the tie tolerance, so the counts are those of the unpruned rule.
+Where the factor has a shorter way to half-solved gradients than gradients and solves, `halved` prunes with those. A decision must
+hold by more than the rounding error and the tie tolerance, so the counts are those of the unpruned rule.
 """
 
 from __future__ import annotations
@@ -33,23 +32,20 @@ from fullconformal.scores.base import Counts, Progress, Training, candidate_grad
 from fullconformal.scores.halved import Halved, counts_by_halves
 
 BLOCK = 64  # training points decided together, at least
-PAIRS = (
-    2**18,
-    2**24,
-)  # candidates by points of open blocks at a time: what a CPU's cache holds, and what memory and int32 do
+PAIRS = 2**18, 2**24  # candidates by points of open blocks at a time: that a cache holds, that memory holds
 # Candidates in a group at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
 GROUP = {"cpu": (128, 3e5), "cuda": (512, 1e9)}
 FETCH = 8.0  # what it costs to fetch a training point's row, in products with it; eight times that where gradients are made again
 FEW = 16  # candidates for which gradients are not written out
 CACHE = 2**24  # bytes that a CPU writes and reads again without asking for memory
 OBJECTS = 128  # whose labels are solved for together
-SMALL = 256  # twice the parameters with which solving costs less than the bookkeeping
+SMALL = 256  # twice the parameters with which solving costs less than the bookkeeping; the operations that it takes to count a pair
 KEPT = 32  # one training point in so many has its 𝓗⁻¹g_i kept, at most, and 16 at least: fewer are not solved faster
 SAMPLE = 64  # objects that tell how many
 
 
 class _Sorted:
-    """Training points sorted by b (within classes where candidates are compared by weight), cut into blocks."""
+    """Training points sorted by b (within classes where candidates are compared by weight), in blocks of a total (1 or C, blocks)."""
 
     def __init__(self, training: Training, points: Tensor, q: float, weight: Tensor | None):
         n = len(points)
@@ -61,21 +57,21 @@ class _Sorted:
         real = (torch.arange(n + pad, device=points.device) < n).view(-1, size)
         s = training.self_influence[self.order].clamp_min(0)
         self.b, self.slack, self.roots = training.loss[self.order] + q * s, training.slack[self.order], s.sqrt()
-        self.low, self.high = self.b.amin(1), self.b.amax(1)
-        self.root, self.slack_max = self.roots.amax(1), self.slack.amax(1)
+        self.slack_max, self.root = self.slack.amax(1), self.roots.amax(1)
+        self.low, self.high = self.b.amin(1) - 2 * self.slack_max, self.b.amax(1) + 2 * self.slack_max
         self.b[~real] = -torch.inf  # never counted
         self.weight = None if weight is None else weight[self.order] * real[..., None]
-        # (1, blocks) or (C, blocks)
         self.total = real.sum(1)[None].double() if self.weight is None else self.weight.sum(1).T.contiguous()
 
     def sieve(self, low: Tensor, high: Tensor, s_hat: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Weight of each block surely above candidates (k,) with τ between low and high, and whether it is open, (k, blocks)."""
-        reach = (s_hat.sqrt() * (1 + eps))[:, None] * self.root
-        margin = 2 * eps * torch.maximum(low.abs(), high.abs())
-        surely = (self.low - 2 * self.slack_max) - (high + margin)[:, None] > reach
-        never = (low - margin)[:, None] - (self.high + 2 * self.slack_max) > reach
+        """Weight surely above candidates (k,) with τ between low and high, and which blocks are open to them, (k, blocks)."""
+        reach, margin = (s_hat.sqrt() * (1 + eps))[:, None], 2 * eps * torch.maximum(low.abs(), high.abs())
+        surely = torch.addcmul(self.low, reach, self.root, value=-1) > (high + margin)[:, None]
+        never = torch.addcmul(self.high, reach, self.root) < (low - margin)[:, None]
         total, open_ = self.total[0 if self.weight is None else y], ~(surely | never)
-        return surely * total, open_ if self.weight is None else open_ & (total > 0)
+        if self.weight is None:  # all blocks but the last are full
+            return surely.sum(1, dtype=torch.int32) * total[0] - surely[:, -1] * (total[0] - total[-1]), open_
+        return (surely * total).sum(1), open_ & (total > 0)
 
     def near(self, block: Tensor, tau: Tensor, s_hat: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """b − τ of points of blocks (e,) and candidates (e, 1), and whether bounds cannot tell them apart, (e, size) each."""
@@ -92,16 +88,15 @@ def pruned_counts(
         return counts_by_halves(training, Halved(training.halves, training.problem.p, X), X, q, weight, progress)
     problem, m = training.problem, len(X)
     loss = candidate_losses(problem.logits(X))
-    n_classes = loss.shape[1]
     order = torch.argsort(training.loss + q * training.self_influence, stable=True)
     floor, room = training.factor.floor, training.memory // 16 // X.element_size()
     kept = _worth_keeping(training, X, order, 4 * room // (3 * problem.p)) if q == 1 and floor > 0 else 0
     bag = _Sorted(training, order[: problem.n - kept], q, weight)
-    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=X.device)
+    counts = torch.zeros(2, *loss.shape, dtype=torch.float64, device=X.device)
     left = torch.ones_like(loss, dtype=torch.bool)
     if floor > 0:
         tail = _Tail(training, order[problem.n - kept :], weight) if kept else None
-        width = n_classes * (4 * problem.p + 8 * len(bag.b)) + kept * max(b.o for b in problem.blocks)
+        width = problem.n_classes * (4 * problem.p + 8 * len(bag.b)) + kept * max(b.o for b in problem.blocks)
         step = max(1, min(4096, room // width))
         for at in (slice(start, start + step) for start in range(0, m, step)):
             left[at] = _without_solving(training, bag, tail, X[at], loss[at], q, counts[:, at])
@@ -110,10 +105,9 @@ def pruned_counts(
     by_tau = torch.argsort(loss[x, y])
     # Where gradients are made again for every group of candidates, groups are as large as they can be.
     room = room if training.gradients is not None else 4 * room
-    many = len(x) >= 2 * problem.p > SMALL and problem.p**2 <= room
-    root = None
-    if many and training.factor.has_half and not problem.prefix_names:
-        root = training.factor.half(torch.eye(problem.p, dtype=X.dtype, device=X.device))
+    may = training.factor.has_half and not problem.prefix_names and 2 * problem.p > SMALL and problem.p**2 <= room
+    pays = len(x) >= 2 * max(problem.p, int(left.any(1).sum()))
+    root = training.factor.half(torch.eye(problem.p, dtype=X.dtype, device=X.device)) if may and pays else None
     for part in by_tau.split(max(1, min(2**14, room // (4 * problem.p + 8 * len(bag.b))))):
         s_hat, half = _halved(training, root, X, x[part], y[part])
         above, equal, products_ = _by_solving(training, bag, s_hat, half, y[part], loss[x[part], y[part]], q)
@@ -140,7 +134,7 @@ def _worth_keeping(training: Training, X: Tensor, order: Tensor, most: int) -> i
     logits, J = problem.jacobian(sample)
     reach = (squared_norms(candidate_gradients(J, logits)) / training.factor.floor).sqrt()[..., None] * root
     left = (b + reach >= candidate_losses(logits)[..., None]).sum((0, 1)) * (len(X) / len(sample))
-    solve, product = max(problem.p, SMALL) ** 2, 2 * problem.p * len(X)
+    solve, product = max(problem.p, SMALL) ** 2, len(X) * (2 * problem.p + SMALL * problem.n_classes)
     return kept[int((left * solve + number * (solve + product)).argmin())]
 
 
@@ -175,10 +169,9 @@ def _without_solving(
             total += part
     s_hat = squared_norms(ghat) / training.factor.floor
     y = torch.arange(loss.shape[1], device=X.device).repeat(len(X))
-    low = loss - (1 - q) * s_hat
-    sure, open_ = bag.sieve(low.flatten(), loss.flatten(), s_hat.flatten(), y, eps)
+    sure, open_ = bag.sieve((loss - (1 - q) * s_hat).flatten(), loss.flatten(), s_hat.flatten(), y, eps)
     left = open_.any(1).view_as(loss)
-    counts[0] += torch.where(left, 0, sure.sum(1).view_as(loss))
+    counts[0] += torch.where(left, 0, sure.view_as(loss))
     return left
 
 
@@ -215,7 +208,7 @@ def _by_solving(
     s_hat, tau, y = s_hat[order], tau[order], y[order]
     above, open_ = bag.sieve(tau, tau, s_hat, y, eps)
     equal, formed = torch.zeros_like(above), 0
-    for some in _portions(training, bag, open_.sum(1)):
+    for some in _portions(training, bag, open_.sum(1, dtype=torch.int32)):
         own, block = open_[some].nonzero(as_tuple=True)
         at, t = some[own], tau[some[own], None]
         excess, near = bag.near(block, t, s_hat[at, None], eps)
@@ -223,11 +216,12 @@ def _by_solving(
         k, products_ = _products(training, bag, u, own, block, near)
         w = None if bag.weight is None else bag.weight[block, :, y[at]]
         part = count_excess(excess.sub_(k), bag.slack[block], eps * t.abs(), w)
-        above[at, block], formed = part[0].double(), formed + products_
+        above.index_put_((at,), part[0].double(), accumulate=True)
         if isinstance(part[1], Tensor):
-            equal[at, block] = part[1].double()
+            equal.index_put_((at,), part[1].double(), accumulate=True)
+        formed += products_
     back = torch.argsort(order)
-    return above.sum(1)[back], equal.sum(1)[back], formed
+    return above[back], equal[back], formed
 
 
 def _portions(training: Training, bag: _Sorted, number: Tensor) -> tuple[Tensor, ...]:
@@ -276,10 +270,13 @@ def _groups(training: Training, k: int, own: Tensor, block: Tensor, near: Tensor
     fetch = FETCH if training.halved is not None or training.gradients is not None else 8 * FETCH
     union = torch.zeros(k + -k % most, count, dtype=torch.bool, device=near.device)
     union[own, block] = True
-    least, size = start + union.sum(1) * (fetch + 1), torch.ones(len(union), dtype=torch.long, device=near.device)
+    least, size = (
+        start + union.sum(1, dtype=torch.int32) * (fetch + 1),
+        torch.ones(len(union), dtype=torch.long, device=near.device),
+    )
     for width in (2**j for j in range(1, most.bit_length())):
         union, parts = union[::2] | union[1::2], least[::2] + least[1::2]
-        whole = start + union.sum(1) * (fetch + width)
+        whole = start + union.sum(1, dtype=torch.int32) * (fetch + width)
         size = torch.where((whole < parts).repeat_interleave(width), width, size)
         least = torch.minimum(whole, parts)
     return ((torch.arange(len(size), device=near.device) % size == 0).cumsum(0) - 1)[:k]
