@@ -270,10 +270,8 @@ def _groups(training: Training, k: int, own: Tensor, block: Tensor, near: Tensor
     fetch = FETCH if training.halved is not None or training.gradients is not None else 8 * FETCH
     union = torch.zeros(k + -k % most, count, dtype=torch.bool, device=near.device)
     union[own, block] = True
-    least, size = (
-        start + union.sum(1, dtype=torch.int32) * (fetch + 1),
-        torch.ones(len(union), dtype=torch.long, device=near.device),
-    )
+    least = start + union.sum(1, dtype=torch.int32) * (fetch + 1)
+    size = torch.ones(len(union), dtype=torch.long, device=near.device)
     for width in (2**j for j in range(1, most.bit_length())):
         union, parts = union[::2] | union[1::2], least[::2] + least[1::2]
         whole = start + union.sum(1, dtype=torch.int32) * (fetch + width)
