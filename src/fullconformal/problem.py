@@ -26,6 +26,7 @@ ELEMENTWISE = (
 )  # fmt: skip
 INERT_IN_EVAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
+LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
 
 
 class Rows(NamedTuple):
@@ -88,6 +89,9 @@ def softmax(logits: Tensor) -> Tensor:
 
 def residuals(logits: Tensor, y: Tensor) -> Tensor:
     """r = softmax(f) − e_y, (k, C); −Σ of the others at y, since π_y − 1 would cancel where the model is sure."""
+    if logits.shape[1] == 2:
+        other = torch.sigmoid(other_odds(logits, y)) * (1 - 2 * y)
+        return torch.stack([-other, other], 1)
     r = softmax(logits).scatter(-1, y[:, None], 0.0)
     return r.scatter(-1, y[:, None], -r.sum(-1, keepdim=True))
 
@@ -98,18 +102,26 @@ def softmax_curvature(logits: Tensor) -> Tensor:
     return torch.diag_embed(pi) - pi[..., :, None] * pi[..., None, :]
 
 
+def other_odds(logits: Tensor, y: Tensor) -> Tensor:
+    """log Σ of the other labels' odds against y, (k,). Of two labels there is one other: a fifth of the time."""
+    if logits.shape[1] == 2:
+        return (logits[:, 1] - logits[:, 0]) * (1 - 2 * y)
+    return torch.logsumexp(logits.scatter(-1, y[:, None], -torch.inf), -1) - logits.gather(-1, y[:, None])[:, 0]
+
+
 def losses(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy (k,) of logits (k, C) at labels y (k,): log(1 + Σ of the other odds), to full relative precision."""
-    odds = torch.logsumexp(logits.scatter(-1, y[:, None], -torch.inf), -1) - logits.gather(-1, y[:, None])[:, 0]
-    return softplus(odds, threshold=50)  # above which 1 is lost in any case
+    return softplus(other_odds(logits, y), threshold=50)  # above which 1 is lost in any case
 
 
 def candidate_losses(logits: Tensor) -> Tensor:
-    """Cross-entropy (k, C) at every label, to full relative precision.
+    """Cross-entropy (..., C) at every label, to full relative precision.
 
     At the likeliest label it is log(1 + Σ of the other odds), as small as e^−gap, where logsumexp(f) − f_y is rounding error. Sure points
     would tie by the thousand: they were most of the products that pruning had to form.
     """
+    if logits.shape[-1] == 2:
+        return softplus(logits.flip(-1) - logits, threshold=50)
     top = logits.argmax(-1, keepdim=True)
     odds = torch.logsumexp(logits.scatter(-1, top, -torch.inf), -1, keepdim=True) - logits.gather(-1, top)
     return (torch.logsumexp(logits, -1, keepdim=True) - logits).scatter(-1, top, softplus(odds))
@@ -201,7 +213,6 @@ class Problem:
         chunk: int | None = None,
     ):
         self.model, self.X, self.y = model, X, y
-        self.chunk = chunk or CHUNK.get(X.device.type, CHUNK["cpu"])
         self.prefix, self.tail = read_model(model, X)
         names = {id(q): name for name, q in model.named_parameters()}
         in_tail = {id(q) for layer in self.tail for q in layer.linear.parameters()}
@@ -219,6 +230,11 @@ class Problem:
                 o, i = layer.linear.weight.shape
                 start = self.blocks[-1].stop if self.blocks else 0
                 self.blocks.append(Block(k, start, o, i + (layer.linear.bias is not None)))
+        usual = CHUNK.get(X.device.type, CHUNK["cpu"])
+        if self.is_linear and not list(self.prefix.children()):
+            usual = max(usual, min(LINEAR[0] * usual, LINEAR[1] // self.blocks[0].i))
+        self.chunk = chunk or usual
+        self._kept: tuple[list[int], Trace] | None = None
         by_name = penalty if isinstance(penalty, Mapping) else dict.fromkeys(self.params, float(penalty))
         self.penalty = self.pack({n: torch.full_like(q, by_name.get(n, 0.0)) for n, q in self.params.items()})
 
@@ -290,11 +306,19 @@ class Problem:
         free = self.penalty[start:].view(o, i).amax(0).cpu() == 0
         return index[:, free].T
 
+    def batches(self, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The bag, so many points at a time; all of them as they are where they are no more."""
+        if self.n <= chunk:
+            return iter([(self.X, self.y)])
+        return zip(self.X.split(chunk), self.y.split(chunk), strict=True)
+
     # At the current parameters ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def logits(self, X: Tensor) -> Tensor:
         """Logits (k, C)."""
+        if self._keeps(X):
+            return self.trace(X).logits
         with full_precision():
             return torch.cat([self.model(part) for part in X.split(self.chunk)])
 
@@ -306,7 +330,7 @@ class Problem:
     def value(self, theta: Tensor) -> Tensor:
         """F(θ)."""
         total = (self.penalty * theta**2).sum() / 2
-        for X, y in zip(self.X.split(self.chunk), self.y.split(self.chunk), strict=True):
+        for X, y in self.batches(self.chunk):
             total = total + losses(self.logits_at(theta, X), y).sum()
         return total
 
@@ -319,7 +343,7 @@ class Problem:
                 [left.sum(0) if right is None else (left.T @ right).reshape(-1) for left, right in rows]
             )
         chunk = min(self.chunk, 512) if self.prefix_names else self.chunk  # a pass back keeps all it met on its way
-        for X, y in zip(self.X.split(chunk), self.y.split(chunk), strict=True):
+        for X, y in self.batches(chunk):
             if self.prefix_names:  # whose rows, one a point, may be large
                 pull = vjp(partial(self.logits_at, x=X), self.theta)[1]
                 total = total + pull(residuals(self.logits(X), y))[0]
@@ -373,7 +397,20 @@ class Problem:
 
     @torch.no_grad()
     def trace(self, X: Tensor, second: bool = False) -> Trace:
-        """One pass through prefix and tail, with φ″ where `second` is set."""
+        """One pass through prefix and tail, with φ″ where `second` is set. A linear problem keeps that of its bag as long as θ stays."""
+        if not self._keeps(X):
+            return self._trace(X, second)
+        versions = [q._version for q in self.params.values()]  # a change in place is counted there, whoever makes it
+        if self._kept is None or self._kept[0] != versions:
+            self._kept = versions, self._trace(X, second)
+        return self._kept[1]
+
+    def _keeps(self, X: Tensor) -> bool:
+        """Whether what X gives is kept: the small bag of a linear problem, whose parameters count their changes."""
+        small = X is self.X and self.n <= self.chunk and self.is_linear
+        return small and not any(q.is_inference() for q in self.params.values())
+
+    def _trace(self, X: Tensor, second: bool) -> Trace:
         with full_precision():
             a = self.prefix(X)
         inputs, slopes, bends = [], [], []

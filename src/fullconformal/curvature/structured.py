@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import softmax_root
-from fullconformal.problem import Problem, residuals, softmax_curvature
+from fullconformal.problem import CHUNK, Problem, residuals, softmax_curvature
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
@@ -30,7 +30,7 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
     Exact Hessian of the tail where `exact` is set, Gauss–Newton otherwise.
     """
     pairs = _Pairs(problem, exact)
-    for X, y in zip(problem.X.split(pairs.chunk), problem.y.split(pairs.chunk), strict=True):
+    for X, y in problem.batches(pairs.chunk):
         pairs.add(X, y)
     return pairs.matrix()
 
@@ -65,7 +65,9 @@ class _Pairs:
             # Written out, C rows a point; and of the derivatives they are made from, or a second copy, about as much.
             self.width = max(self.width, 3 * width * problem.logits(like[:1]).shape[1])
         room = TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
-        self.chunk = max(1, min(problem.chunk, room // (self.width * like.element_size())))
+        # Products of the inputs with one another are many, and stay in the cache.
+        most = problem.chunk if all(_narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])
+        self.chunk = max(1, min(problem.chunk, most, room // (self.width * like.element_size())))
 
     def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
         self.sums[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -112,7 +114,9 @@ class _Pairs:
         k = len(S)
         o = torch.triu_indices(S.shape[1], S.shape[1], device=S.device)
         upper = S[:, o[0], o[1]]
-        if _narrow(S.shape[1], a[m].shape[1]):
+        if S.shape[1] == 1 and not self.exact:
+            self.sums[m, m, "first"] += gram(a[m] * S[:, 0].clamp_min(0).sqrt())
+        elif _narrow(S.shape[1], a[m].shape[1]):
             self.sums[m, m, "first"].addmm_((upper[:, :, None] * a[m][:, None, :]).view(k, -1).T, a[m])
         else:
             self.sums[m, m, "first"].addmm_(_squares(a[m]), upper)
@@ -165,6 +169,14 @@ class _Pairs:
                 H[bl.start : bl.stop, bm.start : bm.stop] = part.T
         H.diagonal().add_(self.problem.penalty)
         return H
+
+
+def gram(B: Tensor) -> Tensor:
+    """BᵀB (p, p). NumPy sees the symmetry, which halves the work; torch does not."""
+    if B.device.type != "cpu" or B.dtype not in (torch.float32, torch.float64):
+        return B.T @ B
+    array = B.numpy()
+    return torch.from_numpy(array.T @ array)
 
 
 def add_gram(total: Tensor, B: Tensor) -> None:

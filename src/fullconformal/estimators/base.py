@@ -217,6 +217,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         head, final = split_pipeline(self.estimator)
         if head is None:
+            if self._is_plain(X, y, reset):
+                self.n_features_in_ = X.shape[1]
+                return X if isinstance(y, str) else (X, y)
             module = isinstance(final, nn.Module)
             # scikit-learn's wording asks for two dimensions; modules may take images.
             return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
@@ -227,6 +230,17 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} rows and y has {len(y)} labels; they must be as many.")
         return X, y
+
+    def _is_plain(self, X: Any, y: Any, reset: bool) -> bool:
+        """Whether scikit-learn's checks, which take longer than small fits, would find nothing: a finite matrix, and whole numbers."""
+        if type(X) is not np.ndarray or X.ndim != 2 or X.dtype.kind != "f" or not X.size:
+            return False
+        known = getattr(self, "n_features_in_", None)
+        if hasattr(self, "feature_names_in_") or not (reset or X.shape[1] == known):
+            return False
+        labelled = type(y) is np.ndarray and y.shape == (len(X),) and y.dtype.kind in "biu"
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (labelled or isinstance(y, str)) and bool(np.isfinite(X.sum()))
 
     def _uniform(self, X: Any, n_classes: int, seed: int | None = None) -> npt.NDArray[np.float64]:
         """The uniforms (m, C) of smoothed p-values: one an object, a function of the seed and the object alone.

@@ -140,7 +140,7 @@ def _module(
     if final is None:
         if X.ndim != 2:
             raise ValueError(f"X has shape {X.shape}; the built-in logistic regression takes (n, features). Flatten X.")
-        module = linear(X.shape[1], len(classes)).double()
+        module = linear(X.shape[1], len(classes), dtype=torch.float64)
         for q in module[0].parameters():
             nn.init.zeros_(q)
         return module, {"0.weight": n * (L2_LINEAR if settings.l2 is None else settings.l2)}

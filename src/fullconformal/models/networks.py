@@ -17,9 +17,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def linear(n_features: int, n_classes: int, bias: bool = True) -> nn.Sequential:
+def linear(n_features: int, n_classes: int, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """Logits of a logistic regression: one weight vector and logits (0, z) for two classes, as in scikit-learn, else C vectors."""
-    return mlp(n_features, (), n_classes, bias=bias, binary_as_one=True)
+    return mlp(n_features, (), n_classes, bias=bias, binary_as_one=True, dtype=dtype)
 
 
 def mlp(
@@ -30,6 +30,7 @@ def mlp(
     *,
     bias: bool = True,
     binary_as_one: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> nn.Sequential:
     """A multi-layer perceptron that returns logits.
 
@@ -43,11 +44,11 @@ def mlp(
     sizes = [n_features, *hidden, outputs]
     steps: list[nn.Module] = []
     for k, (i, o) in enumerate(pairwise(sizes)):
-        steps.append(nn.Linear(i, o, bias=bias))
+        steps.append(nn.Linear(i, o, bias=bias, dtype=dtype))
         if k < len(sizes) - 2 and activation != "identity":
             steps.append(ACTIVATIONS[activation]())
     if outputs < n_classes:
-        steps.append(zero_first())
+        steps.append(zero_first(dtype))
     return nn.Sequential(*steps)
 
 
@@ -153,9 +154,9 @@ class Autoencoder(nn.Module):
         return out
 
 
-def zero_first() -> nn.Linear:
+def zero_first(dtype: torch.dtype = torch.float32) -> nn.Linear:
     """The constant map z ↦ (0, z)."""
-    layer = nn.Linear(1, 2, bias=False).requires_grad_(False)
+    layer = nn.Linear(1, 2, bias=False, dtype=dtype).requires_grad_(False)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0], [1.0]]))
     return layer

@@ -103,16 +103,17 @@ def prepare(
                 halves.influences(like, problem.y[:, None])[:, 0],
             )
             return Training(problem, factor, *known, None, None, memory)
-    step = max(1, min(4096, n, memory // 8 // (3 * p * size)))
+    step = max(1, min(max(4096, problem.chunk), n, memory // 8 // (3 * p * size)))
     loss, self_influence = like.new_empty(n), like.new_empty(n)
     solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
     keep_halved = not keep_solved and known is None and factor.has_half and n * p * size <= memory // 4
     halved = like.new_empty(n, p) if keep_halved else None
     gradients: list[list[Rows]] = []
-    for start in range(0, n, step):
-        at = slice(start, min(start + step, n))
-        logits, rows = problem.logits_and_gradients(problem.X[at], problem.y[at])
-        loss[at] = losses(logits, problem.y[at])
+    start = 0
+    for X, y in problem.batches(step):
+        at = slice(start, start := start + len(y))
+        logits, rows = problem.logits_and_gradients(X, y)
+        loss[at] = losses(logits, y)
         if keep_gradients:
             gradients.append(rows)
         if known is not None and solved is None:
