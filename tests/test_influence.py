@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from oracles import Oracle, algorithm_2, newton_scores
 
 from fullconformal import pvalues
-from fullconformal.models import mlp
+from fullconformal.estimators.fitting import minimise
+from fullconformal.models import linear, mlp
 from fullconformal.problem import Problem, flat, softmax_curvature
 from fullconformal.scores import pruned as pruning
-from fullconformal.scores.base import all_scores, count_excess, count_scores, prepare
+from fullconformal.scores import windows
+from fullconformal.scores.base import all_scores, candidate_gradients, count_excess, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.halved import Halved, counts_by_halves
 from fullconformal.scores.indirect import indirect
@@ -127,6 +129,51 @@ def test_pruned_equals_unpruned(name, curvature, seed, q, weighted, conditional,
     assert np.array_equal(dense.greater, pruned.greater)
     assert np.array_equal(dense.equal, pruned.equal)
     assert pruned.touched <= 1
+
+
+@pytest.mark.parametrize("name", ["binary", "logistic", "mlp"])
+@given(
+    seed=SEEDS, q=Q, weighted=st.booleans(), conditional=st.booleans(), on_itself=st.booleans(),
+    far=st.sampled_from([0.1, 1, 10]), n=st.sampled_from([1, 12, 60]), memory=st.sampled_from([2**28, 2**12]),
+)  # fmt: skip
+@settings(max_examples=15, deadline=None)
+def test_windows_equal_unpruned(name, seed, q, weighted, conditional, on_itself, far, n, memory):
+    training, _, X = prepared(name, seed, "ggn", keep=False, n=n, m=9)
+    assert training.halved is not None
+    training = replace(training, memory=memory)  # objects one by one, and all together
+    X = training.problem.X[:9] if on_itself else far * X
+    weights = np.random.default_rng(seed).integers(1, 9, n) / 4 if weighted else None  # whose sums are exact
+    y, n_classes = training.problem.y.numpy(), training.problem.n_classes
+    weight = pvalues.comparison_weight(y, n_classes, class_conditional=conditional, weights=weights)
+    weight = None if weight is None else torch.as_tensor(weight)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "DENSE", 0)  # however many pairs there are
+        patch.setattr(windows, "BUFFER", 100)
+        ours, dense = windows.windowed_counts(training, X, q, weight), count_scores(direct, training, X, q, weight)
+    assert ours is not None and 0 <= ours.touched <= 1
+    assert np.array_equal(dense.greater, ours.greater)
+    assert np.array_equal(dense.equal, ours.equal)
+    assert not on_itself or weighted or conditional or dense.equal.sum() >= min(9, n)
+
+
+def test_windows_hold_little_more_than_the_points_that_need_their_product():
+    """Of a fitted logistic regression; where nothing can be left out one product is cheaper, and the answer is None."""
+    torch.manual_seed(0)
+    X, Xt = torch.randn(2000, 5).double(), torch.randn(100, 5).double()
+    y = (X @ torch.tensor([2.0, 1, 0, -1, 0]).double() + torch.randn(2000) > 0).long()
+    problem = Problem(linear(5, 2, dtype=torch.float64).eval(), X, y, {"0.weight": 2.0})
+    minimise(problem)
+    training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
+    alpha, tau = all_scores(direct, training, Xt, 1.0)
+    b, sigma = training.loss + training.self_influence, training.self_influence.sqrt()
+    logits, J = problem.jacobian(Xt)
+    rho = training.factor.influence(flat(candidate_gradients(J, logits)).flatten(0, 1))[0].sqrt()
+    needed = ((b - tau.reshape(-1, 1)).abs() <= sigma * rho[:, None]).double().mean()
+    found = windows.windowed_counts(training, Xt, 1.0)
+    assert needed <= found.touched < 2 * needed < 0.02
+    assert np.array_equal(found.greater, (alpha > tau[..., None]).sum(-1))
+    few = prepared("binary", 0, "ggn", keep=False)
+    assert windows.windowed_counts(few[0], few[2], 1.0) is None
 
 
 @pytest.mark.parametrize("conditional", [False, True])

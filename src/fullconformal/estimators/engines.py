@@ -20,6 +20,7 @@ from torch.nn.functional import softplus
 
 from fullconformal.convex import Change, LinearBag
 from fullconformal.curvature import GGN, Curvature, Factor
+from fullconformal.curvature.base import SMALL as FEW
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.estimators import shards
 from fullconformal.estimators.base import ConformalWarning
@@ -36,6 +37,7 @@ from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
 from fullconformal.scores.refits import refit_counts
 from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
+from fullconformal.scores.windows import windowed_counts
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
 FLOPS, PATIENCE = 5e9, 60.0  # what small Hessians reach a second (measured); seconds nobody is warned of
@@ -172,8 +174,10 @@ def keeps_solved(problem: Problem, factor: Factor, prune: bool | str) -> bool:
     """Whether to hold 𝓗⁻¹g_i of all points.
 
     One product with all of them costs 2np a test point (C times for parameters whose rows are written out), pruning at most C half-solves;
-    small products beat bookkeeping.
+    small products beat bookkeeping. Of few parameters half-solved gradients serve both.
     """
+    if factor.has_half and problem.p <= FEW:
+        return False
     written = problem.blocks[0].o if problem.prefix_names else 0
     product = problem.n * (problem.p + (problem.n_classes - 1) * written)
     dense = product < max(problem.n_classes * factor.flops / 2, SMALL)
@@ -185,6 +189,11 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
     prunable = query.approximation == "direct" and training.factor.positive_definite
     # Other schemes than the deleted need ŝ anyway, which is most of the cost of pruning.
     cheaper = training.solved is None or query.q < 1
+    if prunable and query.prune is not False and training.halved is not None and training.problem.p <= FEW:
+        few = windowed_counts(training, X, query.q, weight, query.progress)
+        if few is not None:
+            return few
+        cheaper = False
     if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
         return pruned_counts(training, X, query.q, weight, query.progress)
     return count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight, query.progress)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.curvature.base import Factor, Halves
+from fullconformal.curvature.base import SMALL, Factor, Halves
 from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
 LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
@@ -57,6 +57,11 @@ class Training:
             if self.gradients is None and self.halved is None
             else None
         )
+
+    @cached_property
+    def sorted(self) -> dict[float, object]:
+        """The points in the order of their scores, by q, as `windows` keeps them."""
+        return {}
 
     @property
     def slack(self) -> Tensor:
@@ -106,7 +111,7 @@ def prepare(
     step = max(1, min(max(4096, problem.chunk), n, memory // 8 // (3 * p * size)))
     loss, self_influence = like.new_empty(n), like.new_empty(n)
     solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
-    keep_halved = not keep_solved and known is None and factor.has_half and n * p * size <= memory // 4
+    keep_halved = not keep_solved and factor.has_half and n * p * size <= memory // 4 and (known is None or p <= SMALL)
     halved = like.new_empty(n, p) if keep_halved else None
     gradients: list[list[Rows]] = []
     start = 0
@@ -116,7 +121,7 @@ def prepare(
         loss[at] = losses(logits, y)
         if keep_gradients:
             gradients.append(rows)
-        if known is not None and solved is None:
+        if known is not None and solved is None and halved is None:
             continue
         G = flat(rows)
         self_influence[at], kept = factor.influence(G)
@@ -143,6 +148,14 @@ def candidate_gradients(J: list[Rows], logits: Tensor) -> list[Rows]:
         left[x, top] = own.left
         out.append(Rows(left, rows.right))
     return out
+
+
+def half_solved(factor: Factor, ghat: list[Rows]) -> Tensor:
+    """L⁻¹ĝ (m, C, p) of candidates' gradients (m, C, o) ⊗ (m, i); with one output the labels' are multiples of one another."""
+    if len(ghat) == 1 and ghat[0].left.shape[2] == 1 and ghat[0].right is not None:
+        return ghat[0].left * factor.half(ghat[0].right)[:, None, :]
+    written = flat(ghat)
+    return factor.half(written.flatten(0, 1)).view_as(written)
 
 
 def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.problem import candidate_losses, flat
-from fullconformal.scores.base import Alpha, Training, candidate_gradients, products
+from fullconformal.scores.base import Alpha, Training, candidate_gradients, half_solved, products
 
 
 def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
@@ -22,7 +22,10 @@ def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     ghat = candidate_gradients(J, logits)
     tau = candidate_losses(logits)
     solved = torch.empty(0)
-    if q < 1 or training.solved is None:
+    if training.halved is not None:
+        solved = half_solved(factor, ghat)
+        tau = tau - (1 - q) * (solved**2).sum(-1)
+    elif q < 1 or training.solved is None:
         # Solved for the C rows of J, of which the candidates' gradients are differences.
         written = flat(J)
         solved = factor.solve(written.flatten(0, 1)).view_as(written)
@@ -34,6 +37,8 @@ def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     def alpha(block: slice) -> Tensor:
         if training.solved is not None:
             return b[block] - products(training.solved, ghat, block)
+        if training.halved is not None:
+            return b[block] - (solved.flatten(0, 1) @ training.halved[block].T).view(m, n_classes, -1)
         return b[block] - (solved.flatten(0, 1) @ flat(training.rows(block)).T).view(m, n_classes, -1)
 
     return tau, alpha

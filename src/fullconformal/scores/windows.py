@@ -1,0 +1,120 @@
+"""The direct approximation of models with few parameters, pruned pair by pair: the same counts from hardly more products than needed.
+
+As in `pruned`, |k_i| ≤ σ_i·ρ with σ_i² = s_i and ρ² = ŝ, so that only points with |b_i − τ| ≤ σ_i·ρ need their product. Training points are
+sorted by b. With M_j = max of σ_i over i ≤ j, a candidate needs no point
+
+    with b_i < τ − ρ·M_j, j the last point with b_j ≤ τ        with b_i > τ + ρ·M_j, j any point with none needed after it
+
+and a few searches find both ends. Losses grow with residuals, and so do self-influences: M is close to the σ of the points in the
+window, which is hardly longer than what it must hold. That meets the candidate, L⁻¹g_i·L⁻¹ĝ, one pair a row: where p is small it costs
+less than finding out which candidates might share a matrix product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullconformal.problem import candidate_losses
+from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, half_solved
+
+BUFFER = 2**17  # numbers of the rows that meet: fresh memory costs more than the products
+DENSE = 16  # a pair by itself costs as much as so many in one product
+OBJECTS = 4096  # that pass together, at most
+
+
+class Sorted:
+    """Training points in the order of b, with the running maxima of σ and of the rounding granted to their scores."""
+
+    def __init__(self, training: Training, q: float):
+        assert training.halved is not None
+        s = training.self_influence.clamp_min(0)
+        self.b, self.order = torch.sort(training.loss + q * s, stable=True)
+        self.half, self.slack = training.halved, training.slack[self.order]
+        self.sigma, self.granted = (v.cummax(0).values for v in (s.sqrt()[self.order], self.slack))
+
+    def window(self, tau: Tensor, rho: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """First point and the point after the last (k,) that candidates with τ and ρ (k,) may not be told from."""
+        n, own = len(self.b), 2 * eps * tau.abs()
+        rho = rho * (1 + eps)
+
+        def reach(count: Tensor) -> Tensor:
+            """What |b − τ| of the first so many points must exceed."""
+            last = (count - 1).clamp_min(0)
+            return rho * self.sigma[last] + 2 * self.granted[last] + own
+
+        low = torch.searchsorted(self.b, tau - reach(torch.searchsorted(self.b, tau, right=True)))
+        high = torch.full_like(low, n)
+        for _ in range(2):
+            high = torch.searchsorted(self.b, tau + reach(high), right=True)
+        return low, high
+
+
+@torch.no_grad()
+def windowed_counts(
+    training: Training, X: Tensor, q: float, weight: Tensor | None = None, progress: Progress | None = None
+) -> Counts | None:
+    """Counts for the candidates of every x in X (m, ...), as `count_scores` has them; None where one product is cheaper."""
+    problem, eps = training.problem, training.rounding
+    n, n_classes = problem.n, problem.n_classes
+    if q not in training.sorted:
+        training.sorted[q] = Sorted(training, q)
+    bag = training.sorted[q]
+    assert isinstance(bag, Sorted)
+    weight = None if weight is None else weight[bag.order]
+    step = training.memory // 16 // (n_classes * max(4 * n, 4 * problem.p * X.element_size()))
+    counts, formed = torch.zeros(2, len(X), n_classes, dtype=torch.float64, device=X.device), 0
+    for at in range(0, len(X), step := max(1, min(OBJECTS, step))):
+        objects = slice(at, at + step)
+        logits, J = problem.jacobian(X[objects])
+        loss, half = (
+            candidate_losses(logits),
+            half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1),
+        )
+        s_hat = (half**2).sum(1)
+        tau = loss.flatten() - (1 - q) * s_hat
+        low, high = bag.window(tau, s_hat.sqrt(), eps)
+        pairs = int((high - low).sum())
+        if not at and DENSE * pairs > n * len(tau):
+            return None
+        counts[:, objects] = _count(bag, half, tau, low, high, weight, eps).view(2, -1, n_classes)
+        formed += pairs
+        if progress is not None:
+            progress(min(at + step, len(X)), len(X))
+    greater, equal = counts.cpu().numpy()
+    return Counts(greater, equal, formed / (n * n_classes * len(X)))
+
+
+def _count(
+    bag: Sorted, half: Tensor, tau: Tensor, low: Tensor, high: Tensor, weight: Tensor | None, eps: float
+) -> Tensor:
+    """Weight (2, k) of the training points above and tied with candidates, by their windows; weights (n, C) in the order of b."""
+    y = None if weight is None else torch.arange(len(tau), device=tau.device) % weight.shape[1]
+    out = torch.zeros(2, len(tau), dtype=torch.float64, device=tau.device)
+    if weight is None:
+        out[0] = len(bag.b) - high
+    else:  # of the points from `high` on
+        out[0] = torch.cat([weight, torch.zeros_like(weight[:1])]).flip(0).cumsum(0).flip(0)[high, y]
+    width = high - low
+    c = torch.repeat_interleave(width)
+    i = torch.arange(len(c), device=c.device) + (low - (width.cumsum(0) - width))[c]
+    excess = (bag.b[i] - tau[c]).sub_(_products(half, bag.half, c, bag.order[i]))
+    slack, own = bag.slack[i], (eps * tau.abs())[c]
+    above, not_below = excess - slack > own, excess + slack >= -own
+    w = 1.0 if weight is None or y is None else weight[i, y[c]]
+    out[0].index_add_(0, c, (above * w).double())
+    out[1].index_add_(0, c, ((not_below & ~above) * w).double())
+    return out
+
+
+def _products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
+    """Products (pairs,) of rows c of left (k, p) with rows i of right (n, p), through buffers that stay in the cache."""
+    out, p = left.new_empty(len(c)), left.shape[1]
+    most = max(1, BUFFER // p)
+    x, y = left.new_empty(2, min(most, len(c)), p)
+    for mine, points, part in zip(c.split(most), i.split(most), out.split(most), strict=True):
+        a, b = x[: len(mine)], y[: len(mine)]
+        torch.index_select(left, 0, mine, out=a)
+        torch.index_select(right, 0, points, out=b)
+        torch.sum(a.mul_(b), 1, out=part)
+    return out
