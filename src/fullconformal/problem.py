@@ -10,6 +10,7 @@ flat parameter vector is [prefix | layer 1 | layer 2 | …], a layer being its (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,12 +64,12 @@ def flat(rows: Sequence[Rows]) -> Tensor:
             blocks.append((left[:, :, None] * right[:, None, :]).flatten(1))
         else:
             blocks.append((left[..., None] * right[:, None, None, :]).flatten(2))
-    return torch.cat(blocks, dim=-1)
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-1)
 
 
 def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
     """Gradient rows Jᵀr (k, o) from Jacobian rows and residuals r (k, C)."""
-    return [Rows(torch.einsum("kco,kc->ko", left, r), right) for left, right in rows]
+    return [Rows((r[:, None, :] @ left)[:, 0], right) for left, right in rows]
 
 
 def squared_norms(rows: Sequence[Rows]) -> Tensor:
@@ -249,8 +250,14 @@ class Problem:
         return self.blocks[-1].stop if self.blocks else 0
 
     @cached_property
+    def size(self) -> float:
+        """Multiplications a point takes on its way through a chain of dense layers; infinite for others, which may take any number."""
+        dense = self.tail and not list(self.prefix.children())
+        return sum(layer.linear.weight.numel() for layer in self.tail) if dense else math.inf
+
+    @cached_property
     def n_classes(self) -> int:
-        return self.logits(self.X[:1]).shape[1]
+        return self.tail[-1].linear.out_features if self.tail else self.logits(self.X[:1]).shape[1]
 
     @property
     def theta(self) -> Tensor:

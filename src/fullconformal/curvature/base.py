@@ -255,12 +255,12 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     else:
         rung, L = _smallest_that_works(cholesky, scale)
     if L is not None:
-        smallest = smallest_eigenvalue(lambda v: torch.cholesky_solve(v.mT, L).mT, L[0])
+        inverted = len(L) <= SMALL or L.is_cuda
+        R = inverse_triangular(L) if inverted else L
+        smallest = smallest_eigenvalue(lambda v: v @ R.mT @ R if inverted else torch.cholesky_solve(v.mT, L).mT, L[0])
         # A matrix summed in float32 may have eigenvalues below those that the penalty grants it.
         bound = min(floor + n * rung, smallest) if floor >= 0 else 0.0
-        if len(L) > SMALL and not L.is_cuda:
-            return DenseFactor(L.to(dtype), None, rung, smallest, bound)
-        return DenseFactor(inverse_triangular(L).to(dtype), None, rung, smallest, bound, inverted=True)
+        return DenseFactor(R.to(dtype), None, rung, smallest, bound, inverted)
     LU, pivots, singular = torch.linalg.lu_factor_ex(H)
     if singular:
         raise CurvatureError(f"the curvature is singular with damping={rung:g}; leave damping=None, or give more.")

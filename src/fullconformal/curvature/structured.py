@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import softmax_root
-from fullconformal.problem import CHUNK, Problem, residuals, softmax_curvature
+from fullconformal.problem import CHUNK, Problem, residuals, softmax, softmax_curvature
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
@@ -29,10 +30,26 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 
     Exact Hessian of the tail where `exact` is set, Gauss–Newton otherwise.
     """
+    if problem.is_linear and problem.blocks[0].o == 1:
+        return one_output(problem)
     pairs = _Pairs(problem, exact)
     for X, y in problem.batches(pairs.chunk):
         pairs.add(X, y)
     return pairs.matrix()
+
+
+@torch.no_grad()
+def one_output(problem: Problem) -> Tensor:
+    """𝓗 (p, p) of a linear model with one output z and logits f = zt + constant: Σ w aaᵀ, w the variance of t under softmax(f)."""
+    after = [layer.linear.weight for layer in problem.tail[problem.blocks[0].layer + 1 :]]
+    t = reduce(lambda T, W: W @ T, after, problem.X.new_ones(1, 1))[:, 0]
+    H = torch.diag(problem.penalty)
+    for X, _ in problem.batches(problem.chunk):
+        trace = problem.trace(X)
+        pi = softmax(trace.logits)
+        w = (pi * (t - (pi @ t)[:, None]) ** 2).sum(1)
+        H += gram(trace.inputs[problem.blocks[0].layer] * w.sqrt()[:, None])
+    return H
 
 
 class _Pairs:
@@ -114,9 +131,7 @@ class _Pairs:
         k = len(S)
         o = torch.triu_indices(S.shape[1], S.shape[1], device=S.device)
         upper = S[:, o[0], o[1]]
-        if S.shape[1] == 1 and not self.exact:
-            self.sums[m, m, "first"] += gram(a[m] * S[:, 0].clamp_min(0).sqrt())
-        elif _narrow(S.shape[1], a[m].shape[1]):
+        if _narrow(S.shape[1], a[m].shape[1]):
             self.sums[m, m, "first"].addmm_((upper[:, :, None] * a[m][:, None, :]).view(k, -1).T, a[m])
         else:
             self.sums[m, m, "first"].addmm_(_squares(a[m]), upper)

@@ -27,6 +27,7 @@ from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.fitting import Settings, fit_foreign, fit_problem, to_tensor
 from fullconformal.estimators.shards import Fit, Work
 from fullconformal.models.adapters import is_skorch
+from fullconformal.models.fitting import alone
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Counts, Progress, Training, all_scores, count_scores, prepare
 from fullconformal.scores.direct import direct
@@ -135,14 +136,15 @@ class Influence(Differentiable):
         `fit` shares the work out where it is given.
         """
         super().__init__(problem)
-        factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
-        memory -= factor.nbytes
-        self.training: Training
-        if fit is None or not factor.travels:
-            self.training = prepare(problem, factor, memory, keeps_solved(problem, factor, prune))
-        else:
-            known = fit.influences(problem, factor, memory)
-            self.training = Training(problem, factor, *known, None, None, memory)
+        with alone(problem.n * problem.size):
+            factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
+            memory -= factor.nbytes
+            self.training: Training
+            if fit is None or not factor.travels:
+                self.training = prepare(problem, factor, memory, keeps_solved(problem, factor, prune))
+            else:
+                known = fit.influences(problem, factor, memory)
+                self.training = Training(problem, factor, *known, None, None, memory)
         self.name, self.damping_chosen = name, curvature.damping is None
         self.held, self.foretold = held, foretold
         self.curvature: Curvature | None = curvature
@@ -161,7 +163,8 @@ class Influence(Differentiable):
             rule = partial(shard_counts, query=asked)
             greater, equal = shards.counts(training, X, weight, rule, key, query.work, query.progress)
             return greater, equal
-        out = influence_counts(training, X, weight, query)
+        with alone(max(self.n, len(X) * self.problem.n_classes) * self.problem.size):
+            out = influence_counts(training, X, weight, query)
         self.formed = out.touched
         return out.greater, out.equal
 

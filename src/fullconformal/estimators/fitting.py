@@ -18,7 +18,7 @@ from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
 from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
-from fullconformal.models.fitting import NotFinite, Progress, newton, train
+from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
 from fullconformal.models.logistic import fit_binary
 from fullconformal.models.networks import is_zero_first, linear
 from fullconformal.problem import Problem
@@ -113,16 +113,17 @@ def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings
     module = module.to(device=settings.device, dtype=dtype).eval()
     Xt, yt = to_tensor(X, settings.device, dtype), torch.as_tensor(y, device=settings.device)
     given = settings.head is not None and settings.prefit  # a pretrained backbone may know other classes
-    if not given:
+    if final is not None and not given:
         check_outputs(module, Xt, n_classes)
     if isinstance(final, nn.Module) and not settings.prefit:
         train(module, Xt, yt, penalty, max_epochs=settings.max_epochs, seed=settings.seed, progress=settings.progress)
     if settings.head is not None:
         return _head_problem(module, settings.head, Xt, yt, n_classes, settings.l2)
     problem = Problem(module, Xt, yt, penalty)
-    if problem.is_linear and not settings.prefit:
-        minimise(problem)
-    check_finite(problem)
+    with alone(problem.n * problem.size):
+        if problem.is_linear and not settings.prefit:
+            minimise(problem)
+        check_finite(problem)
     return problem
 
 

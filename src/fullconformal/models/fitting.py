@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 Progress = Callable[[int, int], None]
+FEW = 2**20  # multiplications that one thread is done with before a second has begun
 
 
 class NotFinite(ValueError):
@@ -72,9 +73,18 @@ def train(
         progress(max_epochs + 1, max_epochs + 1)
 
 
+def alone(work: float) -> AbstractContextManager[None]:
+    """One thread for passes of so many multiplications, if they are few."""
+    return threads(1 if work <= FEW else torch.get_num_threads())
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Small matrices want one thread: two that wait for each other on a busy machine took ten times as long."""
+    """Small matrices want one thread: two that wait for each other on a busy machine took ten times as long.
+
+    The number is restored whatever happens. Torch keeps it for each thread of Python, so that others, at work already, are left as they
+    are; one that starts torch meanwhile begins with the same number.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

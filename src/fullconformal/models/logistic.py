@@ -9,6 +9,7 @@ from scipy.linalg import lapack
 from fullconformal.models.fitting import NotFinite
 
 FloatArray = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating]
 
 
 def fit_binary(
@@ -17,7 +18,8 @@ def fit_binary(
     """Minimise Σ softplus(∓aᵀw) + ½ Σ Λw² over w (i,) until |∇|∞ ≤ tol; inputs a (n, i), targets (n,) 0 or 1, Λ (i,).
 
     A step that halves the gradient is taken; another must decrease the objective, or is shortened until it does. Stops early where none
-    does: without a penalty, separable data have no minimum. NumPy, because its products of a matrix with itself cost half of torch's.
+    does: without a penalty, separable data have no minimum. Hessians are summed in float32, for half of the time, until a step with one
+    does not halve the gradient. NumPy, because its products of a matrix with itself cost half of torch's.
     """
     rounding = 8 * np.finfo(np.float64).eps
 
@@ -29,7 +31,18 @@ def fit_binary(
         g = (tanh / 2 + centre) @ a + penalty * w
         return tanh, g, float(np.abs(g).max())
 
+    def factor(tanh: FloatArray) -> FloatArray | None:
+        with np.errstate(over="ignore", invalid="ignore"):  # of float32
+            np.multiply(inputs, np.sqrt((1 - tanh**2) / 4).astype(inputs.dtype)[:, None], out=root)
+            H = (root.T @ root).astype(np.float64)
+        H.flat[:: len(w) + 1] += penalty
+        L, failed = lapack.dpotrf(H, lower=1)
+        return None if failed else L
+
     centre = 0.5 - target
+    with np.errstate(over="ignore"):
+        inputs: Array = a.astype(np.float32)
+    root = np.empty_like(inputs)  # fresh memory would cost as much as the product it is for
     z = a @ w
     tanh, g, size = gradient(z, w)
     L, before = None, np.inf
@@ -39,17 +52,20 @@ def fit_binary(
         if size <= tol:
             break
         if L is None or size > before / 8:  # the last factor serves as long as a step with it gains most of a digit
-            root = a * np.sqrt((1 - tanh**2) / 4)[:, None]
-            H = root.T @ root
-            H.flat[:: len(w) + 1] += penalty
-            L, failed = lapack.dpotrf(H, lower=1)
-            if failed:
-                break
+            L = factor(tanh)
+            if L is None:
+                if inputs is a:
+                    break
+                inputs, root = a, np.empty_like(a)
+                continue
         before = size
         d, _ = lapack.dpotrs(L, g, lower=1)
         moved, t = a @ d, 1.0
         ahead = gradient(z - moved, w - d)
         if not ahead[2] <= size / 2:
+            if inputs is not a:  # perhaps for want of digits
+                inputs, root, L = a, np.empty_like(a), None
+                continue
             F, slope = objective(z, w), g @ d
             while not objective(z - t * moved, w - t * d) <= F - 1e-4 * t * slope + rounding * abs(F) and t > 1e-10:
                 t /= 2

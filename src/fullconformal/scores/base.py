@@ -112,7 +112,7 @@ def prepare(
     loss, self_influence = like.new_empty(n), like.new_empty(n)
     solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
     keep_halved = not keep_solved and factor.has_half and n * p * size <= memory // 4 and (known is None or p <= SMALL)
-    halved = like.new_empty(n, p) if keep_halved else None
+    halved = like.new_empty(n, p) if keep_halved and step < n else None
     gradients: list[list[Rows]] = []
     start = 0
     for X, y in problem.batches(step):
@@ -121,12 +121,13 @@ def prepare(
         loss[at] = losses(logits, y)
         if keep_gradients:
             gradients.append(rows)
-        if known is not None and solved is None and halved is None:
+        if known is not None and solved is None and not keep_halved:
             continue
-        G = flat(rows)
-        self_influence[at], kept = factor.influence(G)
+        self_influence[at], kept = factor.influence(flat(rows))
         if halved is not None:
             halved[at] = kept
+        elif keep_halved:  # of all points at once
+            halved = kept
         if solved is not None:
             U = factor.solved(kept)
             for part, b in zip(solved, problem.blocks, strict=True):

@@ -98,12 +98,15 @@ def _count(
     width = high - low
     c = torch.repeat_interleave(width)
     i = torch.arange(len(c), device=c.device) + (low - (width.cumsum(0) - width))[c]
-    excess = (bag.b[i] - tau[c]).sub_(_products(half, bag.half, c, bag.order[i]))
-    slack, own = bag.slack[i], (eps * tau.abs())[c]
+    t = tau[c]
+    excess = (bag.b[i] - t).sub_(_products(half, bag.half, c, bag.order[i]))
+    slack, own = bag.slack[i], eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
     w = 1.0 if weight is None or y is None else weight[i, y[c]]
     out[0].index_add_(0, c, (above * w).double())
-    out[1].index_add_(0, c, ((not_below & ~above) * w).double())
+    tied = not_below & ~above
+    if tied.any():
+        out[1].index_add_(0, c, (tied * w).double())
     return out
 
 
