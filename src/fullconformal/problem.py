@@ -409,7 +409,8 @@ class Problem:
             return self._trace(X, second)
         versions = [q._version for q in self.params.values()]  # a change in place is counted there, whoever makes it
         if self._kept is None or self._kept[0] != versions:
-            self._kept = versions, self._trace(X, second)
+            first = self._kept[1].inputs[: self.blocks[0].layer + 1] if self._kept else []  # which θ does not change
+            self._kept = versions, self._trace(X, second, first)
         return self._kept[1]
 
     def _keeps(self, X: Tensor) -> bool:
@@ -417,13 +418,13 @@ class Problem:
         small = X is self.X and self.n <= self.chunk and self.is_linear
         return small and not any(q.is_inference() for q in self.params.values())
 
-    def _trace(self, X: Tensor, second: bool) -> Trace:
+    def _trace(self, X: Tensor, second: bool, known: Sequence[Tensor] = ()) -> Trace:
         with full_precision():
             a = self.prefix(X)
-        inputs, slopes, bends = [], [], []
-        for layer in self.tail:
-            bias = layer.linear.bias is not None
-            inputs.append(torch.cat([a, a.new_ones(len(a), 1)], dim=1) if bias else a)
+        inputs, slopes, bends = list(known), list[Tensor](), list[Tensor | None]()
+        for k, layer in enumerate(self.tail):
+            if k >= len(known):
+                inputs.append(torch.cat([a, a.new_ones(len(a), 1)], dim=1) if layer.linear.bias is not None else a)
             a, slope, bend = _activate(layer, layer.linear(a), second)
             slopes.append(slope)
             bends.append(bend)

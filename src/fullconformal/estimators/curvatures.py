@@ -79,6 +79,9 @@ def hold_fixed(problem: Problem, keep: set[str]) -> Problem:
 @contextmanager
 def _held(problem: Problem, name: str) -> Iterator[Problem]:
     """`hold_fixed` for a moment."""
+    if trainable(problem, name) == set(problem.params):
+        yield problem
+        return
     flags = {q: q.requires_grad for q in problem.model.parameters()}
     try:
         yield hold_fixed(problem, trainable(problem, name))

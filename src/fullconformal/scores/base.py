@@ -142,7 +142,11 @@ def candidate_gradients(J: list[Rows], logits: Tensor) -> list[Rows]:
 
     The likeliest label's is summed apart, since Jᵀπ − J_y would cancel where the model is sure.
     """
-    pi, (x, top) = softmax(logits), (torch.arange(len(logits), device=logits.device), logits.argmax(-1))
+    pi = softmax(logits)
+    if logits.shape[1] == 2:  # whose gradients are π_1(J_1 − J_0) and π_0(J_0 − J_1)
+        other = torch.stack([pi[:, 1], -pi[:, 0]], 1)[:, :, None]
+        return [Rows(other * (left[:, 1:] - left[:, :1]), right) for left, right in J]
+    x, top = torch.arange(len(logits), device=logits.device), logits.argmax(-1)
     out = []
     for rows, mean, own in zip(J, contract(J, pi), contract(J, residuals(logits, top)), strict=True):
         left = mean.left[:, None, :] - rows.left

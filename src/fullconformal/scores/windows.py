@@ -31,7 +31,7 @@ class Sorted:
         s = training.self_influence.clamp_min(0)
         self.b, self.order = torch.sort(training.loss + q * s, stable=True)
         self.half, self.slack = training.halved, training.slack[self.order]
-        self.sigma, self.granted = (v.cummax(0).values for v in (s.sqrt()[self.order], self.slack))
+        self.sigma, self.granted = (v.cummax(0).values for v in (s.sqrt()[self.order], 2 * self.slack))
 
     def window(self, tau: Tensor, rho: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """First point and the point after the last (k,) that candidates with τ and ρ (k,) may not be told from."""
@@ -40,8 +40,8 @@ class Sorted:
 
         def reach(count: Tensor) -> Tensor:
             """What |b − τ| of the first so many points must exceed."""
-            last = (count - 1).clamp_min(0)
-            return rho * self.sigma[last] + 2 * self.granted[last] + own
+            last = count.sub(1).clamp_min_(0)
+            return torch.addcmul(own, rho, self.sigma.index_select(0, last)).add_(self.granted.index_select(0, last))
 
         low = torch.searchsorted(self.b, tau - reach(torch.searchsorted(self.b, tau, right=True)))
         high = torch.full_like(low, n)
@@ -97,10 +97,11 @@ def _count(
         out[0] = torch.cat([weight, torch.zeros_like(weight[:1])]).flip(0).cumsum(0).flip(0)[high, y]
     width = high - low
     c = torch.repeat_interleave(width)
-    i = torch.arange(len(c), device=c.device) + (low - (width.cumsum(0) - width))[c]
-    t = tau[c]
-    excess = (bag.b[i] - t).sub_(_products(half, bag.half, c, bag.order[i]))
-    slack, own = bag.slack[i], eps * t.abs()
+    i = torch.arange(len(c), device=c.device).add_((low - (width.cumsum(0) - width)).index_select(0, c))
+    b, slack, order = (v.index_select(0, i) for v in (bag.b, bag.slack, bag.order))
+    t = tau.index_select(0, c)
+    excess = (b - t).sub_(_products(half, bag.half, c, order))
+    own = eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
     w = 1.0 if weight is None or y is None else weight[i, y[c]]
     out[0].index_add_(0, c, (above * w).double())
