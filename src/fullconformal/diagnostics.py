@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -119,20 +120,20 @@ class Diagnostics:
 def diagnose(training: Training, curvature: str, damping_chosen: bool, valid: bool = False) -> Diagnostics:
     """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them."""
     problem, factor, n = training.problem, training.factor, training.problem.n
-    g = problem.gradient(training.gradients)
+    g, s = problem.gradient(training.gradients), training.self_influence
     return Diagnostics(
         n_points=n,
         n_parameters=problem.p,
         curvature=curvature,
         gradient=float(g.abs().max()) / n,
-        newton_decrement=float((g @ factor.solve(g[None])[0]).clamp_min(0).sqrt()),
-        largest_influence=float(training.self_influence.max().clamp_min(0).sqrt()),
+        newton_decrement=math.sqrt(max(float(g @ factor.solve(g[None])[0]), 0.0)),
+        largest_influence=math.sqrt(max(float(s.max()), 0.0)),
         damping=factor.damping,
         damping_chosen=damping_chosen,
         smallest_eigenvalue=factor.smallest_eigenvalue / n,
         positive_definite=factor.positive_definite,
-        largest_leverage=float(leverages(training.loss, training.self_influence).max()),
-        negative_scores=int((training.loss < training.self_influence).sum()),
+        largest_leverage=float(leverages(training.loss, s).max()),
+        negative_scores=int((training.loss < s).sum()),
         valid=valid,
     )
 

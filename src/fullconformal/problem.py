@@ -139,6 +139,10 @@ class Dense:
     def trainable(self) -> bool:
         return self.linear.weight.requires_grad
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.linear.parameters())
+
 
 class Block(NamedTuple):
     """Where a parameter block lies in the flat vector: o×i numbers from `start`; `layer` is its place in the tail, −1 the prefix."""
@@ -180,7 +184,7 @@ def read_model(model: nn.Module, x: Tensor) -> tuple[nn.Module, list[Dense]]:
     if not tail or len(tail[-1].activation) or len(set(ids)) < len(ids):
         return model, []
     with torch.no_grad():
-        return (prefix, tail) if prefix(x[:1]).ndim == 2 else (model, [])
+        return (prefix, tail) if (prefix(x[:1]) if start else x).ndim == 2 else (model, [])
 
 
 def _steps(module: nn.Module) -> list[nn.Module]:
@@ -213,14 +217,15 @@ class Problem:
         penalty: float | Mapping[str, float] = 0.0,
         chunk: int | None = None,
     ):
-        self.model, self.X, self.y = model, X, y
+        self.model, self.X, self.y, self.n = model, X, y, len(y)
         self.prefix, self.tail = read_model(model, X)
-        names = {id(q): name for name, q in model.named_parameters()}
-        in_tail = {id(q) for layer in self.tail for q in layer.linear.parameters()}
-        self.prefix_names = [names[id(q)] for q in model.parameters() if q.requires_grad and id(q) not in in_tail]
+        named = dict(model.named_parameters())
+        names = {id(q): name for name, q in named.items()}
+        in_tail = {id(q) for layer in self.tail for q in layer.parameters}
+        self.prefix_names = [name for name, q in named.items() if q.requires_grad and id(q) not in in_tail]
         self.convolutions = plain_convolutions(self.prefix, self.prefix_names) if self.tail else []
-        self.tail_names = [[names[id(q)] for q in layer.linear.parameters()] for layer in self.tail if layer.trainable]
-        self.params = {name: q.detach() for name, q in model.named_parameters() if q.requires_grad}
+        self.tail_names = [[names[id(q)] for q in layer.parameters] for layer in self.tail if layer.trainable]
+        self.params = {name: q.detach() for name, q in named.items() if q.requires_grad}
 
         self.blocks: list[Block] = []
         width = sum(self.params[name].numel() for name in self.prefix_names)
@@ -242,10 +247,6 @@ class Problem:
     # Sizes ------------------------------------------------------------------------------------------------------------
 
     @property
-    def n(self) -> int:
-        return len(self.y)
-
-    @property
     def p(self) -> int:
         return self.blocks[-1].stop if self.blocks else 0
 
@@ -263,7 +264,7 @@ class Problem:
     def theta(self) -> Tensor:
         return self.pack(self.params)
 
-    @property
+    @cached_property
     def is_linear(self) -> bool:
         """Whether the logits are an affine function of the trainable parameters."""
         return len(self.blocks) == 1 and self.blocks[0].layer >= 0 and all(
@@ -278,7 +279,7 @@ class Problem:
         for names in self.tail_names:
             matrix = torch.cat([params[name].reshape(len(params[name]), -1) for name in names], dim=1)
             parts.append(matrix.reshape(-1))
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
         """Tensors by name from a flat vector."""
@@ -409,9 +410,15 @@ class Problem:
             return self._trace(X, second)
         versions = [q._version for q in self.params.values()]  # a change in place is counted there, whoever makes it
         if self._kept is None or self._kept[0] != versions:
-            first = self._kept[1].inputs[: self.blocks[0].layer + 1] if self._kept else []  # which θ does not change
-            self._kept = versions, self._trace(X, second, first)
+            # What a layer is given does not depend on its own parameters.
+            self._kept = versions, self._trace(X, second, [] if self.blocks[0].layer else [self.design])
         return self._kept[1]
+
+    @cached_property
+    def design(self) -> Tensor:
+        """Inputs (n, i) of the first layer of the tail, a 1 for its bias included."""
+        with torch.no_grad(), full_precision():
+            return _with_one(self.tail[0], self.prefix(self.X))
 
     def _keeps(self, X: Tensor) -> bool:
         """Whether what X gives is kept: the small bag of a linear problem, whose parameters count their changes."""
@@ -424,7 +431,7 @@ class Problem:
         inputs, slopes, bends = list(known), list[Tensor](), list[Tensor | None]()
         for k, layer in enumerate(self.tail):
             if k >= len(known):
-                inputs.append(torch.cat([a, a.new_ones(len(a), 1)], dim=1) if layer.linear.bias is not None else a)
+                inputs.append(_with_one(layer, a))
             a, slope, bend = _activate(layer, layer.linear(a), second)
             slopes.append(slope)
             bends.append(bend)
@@ -495,6 +502,11 @@ def plain_convolutions(prefix: nn.Module, names: Sequence[str]) -> list[nn.Conv2
     )  # fmt: skip
     ids = [id(q) for s in found for q in s.parameters()]
     return found if plain and len(ids) == len(set(ids)) == len(names) else []
+
+
+def _with_one(layer: Dense, a: Tensor) -> Tensor:
+    """Inputs (k, i) of a layer as its block of parameters meets them: a 1 appended where there is a bias."""
+    return a if layer.linear.bias is None else torch.cat([a, a.new_ones(len(a), 1)], dim=1)
 
 
 def _activate(layer: Dense, z: Tensor, second: bool) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -110,7 +110,9 @@ def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings
     n_classes = len(classes)
     module, penalty = _module(final, X, y, classes, settings)
     dtype = settings.dtype or next(module.parameters()).dtype
-    module = module.to(device=settings.device, dtype=dtype).eval()
+    if final is not None or dtype != torch.float64 or torch.device(settings.device).type != "cpu":
+        module = module.to(device=settings.device, dtype=dtype)
+    module.eval()
     Xt, yt = to_tensor(X, settings.device, dtype), torch.as_tensor(y, device=settings.device)
     given = settings.head is not None and settings.prefit  # a pretrained backbone may know other classes
     if final is not None and not given:
@@ -171,7 +173,9 @@ def minimise(problem: Problem) -> None:
     tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
     theta = problem.theta
     if len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear) and problem.blocks[0].layer == 0:
-        parts = (problem.trace(problem.X).inputs[0], problem.y, problem.penalty, theta)
+        # What is small is kept for later.
+        inputs = problem.design if problem.n <= problem.chunk else problem.trace(problem.X).inputs[0]
+        parts = (inputs, problem.y, problem.penalty, theta)
         a, target, penalty, start = (part.double().cpu().numpy() for part in parts)
         fitted = fit_binary(a, target, penalty, start, tol)
         problem.assign(torch.as_tensor(fitted).to(theta))

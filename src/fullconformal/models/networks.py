@@ -164,5 +164,6 @@ def zero_first(dtype: torch.dtype = torch.float32) -> nn.Linear:
 
 def is_zero_first(layer: nn.Linear) -> bool:
     """Whether a layer is the constant map z ↦ (0, z)."""
-    constant = not any(q.requires_grad for q in layer.parameters()) and len(list(layer.parameters())) == 1
+    parameters = list(layer.parameters())
+    constant = len(parameters) == 1 and not parameters[0].requires_grad
     return constant and layer.weight.flatten().tolist() == [0.0, 1.0]

@@ -12,6 +12,7 @@ less than finding out which candidates might share a matrix product.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,13 +113,16 @@ def _count(
 
 
 def _products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
-    """Products (pairs,) of rows c of left (k, p) with rows i of right (n, p), through buffers that stay in the cache."""
-    out, p = left.new_empty(len(c)), left.shape[1]
-    most = max(1, BUFFER // p)
-    x, y = left.new_empty(2, min(most, len(c)), p)
-    for mine, points, part in zip(c.split(most), i.split(most), out.split(most), strict=True):
-        a, b = x[: len(mine)], y[: len(mine)]
-        torch.index_select(left, 0, mine, out=a)
-        torch.index_select(right, 0, points, out=b)
-        torch.sum(a.mul_(b), 1, out=part)
+    """Products (pairs,) of rows c of left (k, p) with rows i of right (n, p).
+
+    On a CPU by NumPy, which is quicker to start, and through buffers that stay in the cache.
+    """
+    if left.is_cuda:
+        return torch.linalg.vecdot(left.index_select(0, c), right.index_select(0, i))
+    out, most = left.new_empty(len(c)), max(1, BUFFER // left.shape[1])
+    x, y = np.empty((2, min(most, len(c)), left.shape[1]), out.numpy().dtype)
+    sides = (left.numpy(), c.numpy(), x), (right.numpy(), i.numpy(), y)
+    for part in (slice(start, start + most) for start in range(0, len(c), most)):
+        a, b = (rows.take(at[part], 0, buffer[: len(at[part])], "clip") for rows, at, buffer in sides)
+        np.einsum("kp,kp->k", a, b, out=out.numpy()[part])
     return out
