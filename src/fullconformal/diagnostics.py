@@ -117,7 +117,14 @@ class Diagnostics:
 
 
 @torch.no_grad()
-def diagnose(training: Training, curvature: str, damping_chosen: bool, valid: bool = False) -> Diagnostics:
+def diagnose(
+    training: Training,
+    curvature: str,
+    damping_chosen: bool,
+    valid: bool = False,
+    held: str = "",
+    foretold: tuple[str, ...] = (),
+) -> Diagnostics:
     """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them."""
     problem, factor, n = training.problem, training.factor, training.problem.n
     g, s = problem.gradient(training.gradients), training.self_influence
@@ -135,6 +142,8 @@ def diagnose(training: Training, curvature: str, damping_chosen: bool, valid: bo
         largest_leverage=float(leverages(training.loss, s).max()),
         negative_scores=int((training.loss < s).sum()),
         valid=valid,
+        held=held,
+        foretold=foretold,
     )
 
 

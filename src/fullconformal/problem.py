@@ -26,6 +26,7 @@ ELEMENTWISE = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid,
 )  # fmt: skip
 INERT_IN_EVAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+NOTHING = nn.Sequential()  # after a layer without an activation
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
 
@@ -91,7 +92,8 @@ def softmax(logits: Tensor) -> Tensor:
 def residuals(logits: Tensor, y: Tensor) -> Tensor:
     """r = softmax(f) − e_y, (k, C); −Σ of the others at y, since π_y − 1 would cancel where the model is sure."""
     if logits.shape[1] == 2:
-        other = torch.sigmoid(other_odds(logits, y)) * (1 - 2 * y)
+        sign = (1 - 2 * y).to(logits.dtype)
+        other = torch.sigmoid((logits[:, 1] - logits[:, 0]) * sign).mul_(sign)
         return torch.stack([-other, other], 1)
     r = softmax(logits).scatter(-1, y[:, None], 0.0)
     return r.scatter(-1, y[:, None], -r.sum(-1, keepdim=True))
@@ -173,7 +175,7 @@ def read_model(model: nn.Module, x: Tensor) -> tuple[nn.Module, list[Dense]]:
     for k in range(len(steps) - 1, -1, -1):
         step = steps[k]
         if isinstance(step, nn.Linear) and len({q.requires_grad for q in step.parameters()}) == 1:
-            tail.insert(0, Dense(step, nn.Sequential(*after)))
+            tail.insert(0, Dense(step, nn.Sequential(*after) if after else NOTHING))
             start, after = k, []
         elif isinstance(step, ELEMENTWISE):
             after.insert(0, step)
@@ -347,9 +349,8 @@ class Problem:
         """∇F(θ), (p,); from the training points' gradients where they are known."""
         total = self.penalty * self.theta
         if rows is not None:
-            return total + torch.cat(
-                [left.sum(0) if right is None else (left.T @ right).reshape(-1) for left, right in rows]
-            )
+            parts = [left.sum(0) if right is None else (left.T @ right).reshape(-1) for left, right in rows]
+            return total.add_(parts[0] if len(parts) == 1 else torch.cat(parts))
         chunk = min(self.chunk, 512) if self.prefix_names else self.chunk  # a pass back keeps all it met on its way
         for X, y in self.batches(chunk):
             if self.prefix_names:  # whose rows, one a point, may be large
@@ -379,7 +380,8 @@ class Problem:
             if self.tail[k].trainable:
                 rows.append(Rows(delta, trace.inputs[k]))
             if k:
-                delta = (delta @ self.tail[k].linear.weight) * trace.slopes[k - 1]
+                delta = delta @ self.tail[k].linear.weight
+                delta = delta * trace.slopes[k - 1] if len(self.tail[k - 1].activation) else delta
         return trace.logits, first + rows[::-1]
 
     @torch.no_grad()
@@ -394,13 +396,14 @@ class Problem:
             return self.logits(X), out
         trace = self.trace(X)
         n_classes = trace.logits.shape[1]
-        T = torch.eye(n_classes, dtype=X.dtype, device=X.device).expand(len(X), -1, -1)
+        T = torch.eye(n_classes, dtype=X.dtype, device=X.device)  # one for all points, up to the last activation
         rows = []
         for k in range(len(self.tail) - 1, -1, -1):
             if self.tail[k].trainable:
-                rows.append(Rows(T, trace.inputs[k]))
+                rows.append(Rows(T.expand(len(X), -1, -1), trace.inputs[k]))
             if k:
-                T = (T @ self.tail[k].linear.weight) * trace.slopes[k - 1][:, None, :]
+                T = T @ self.tail[k].linear.weight
+                T = T * trace.slopes[k - 1][:, None, :] if len(self.tail[k - 1].activation) else T
         return trace.logits, out + rows[::-1]
 
     @torch.no_grad()

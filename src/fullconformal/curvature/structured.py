@@ -47,8 +47,8 @@ def one_output(problem: Problem) -> Tensor:
     for X, _ in problem.batches(problem.chunk):
         trace = problem.trace(X)
         pi = softmax(trace.logits)
-        w = (pi * (t - (pi @ t)[:, None]) ** 2).sum(1)
-        H += gram(trace.inputs[problem.blocks[0].layer] * w.sqrt()[:, None])
+        root = (pi * (t - (pi @ t)[:, None]).square_()).sum(1, keepdim=True).sqrt_()
+        H += gram(trace.inputs[problem.blocks[0].layer] * root)
     return H
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any
@@ -151,8 +151,7 @@ class Influence(Differentiable):
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        facts = diagnose(self.training, self.name, self.damping_chosen)
-        return replace(facts, held=self.held, foretold=self.foretold)
+        return diagnose(self.training, self.name, self.damping_chosen, held=self.held, foretold=self.foretold)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, training = self.inputs(X), self.training

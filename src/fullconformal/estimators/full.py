@@ -192,7 +192,7 @@ class FullConformalClassifier(FullOptions):
 
     def _tell(self) -> FullConformalClassifier:
         """Warn of what must be known before the sets are trusted."""
-        told = [self._caveat] if self._engine.valid else self.diagnose().warnings
+        told = [self._caveat] if self._engine.valid else self._diagnostics().warnings
         if any(told):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
         return self
@@ -353,7 +353,11 @@ class FullConformalClassifier(FullOptions):
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""
         check_is_fitted(self)
-        return replace(self._engine.diagnostics, caveat=self._caveat)
+        return self._diagnostics()
+
+    def _diagnostics(self) -> Diagnostics:
+        found, caveat = self._engine.diagnostics, self._caveat
+        return replace(found, caveat=caveat) if caveat else found
 
     def _name(self) -> str:
         return f"full CP ({self.method_}, {self.scheme})"

@@ -36,8 +36,7 @@ class Sorted:
 
     def window(self, tau: Tensor, rho: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """First point and the point after the last (k,) that candidates with τ and ρ (k,) may not be told from."""
-        n, own = len(self.b), 2 * eps * tau.abs()
-        rho = rho * (1 + eps)
+        rho, own = rho * (1 + eps), 2 * eps * tau.abs()
 
         def reach(count: Tensor) -> Tensor:
             """What |b − τ| of the first so many points must exceed."""
@@ -45,10 +44,8 @@ class Sorted:
             return torch.addcmul(own, rho, self.sigma.index_select(0, last)).add_(self.granted.index_select(0, last))
 
         low = torch.searchsorted(self.b, tau - reach(torch.searchsorted(self.b, tau, right=True)))
-        high = torch.full_like(low, n)
-        for _ in range(2):
-            high = torch.searchsorted(self.b, tau + reach(high), right=True)
-        return low, high
+        high = torch.searchsorted(self.b, rho * self.sigma[-1] + (self.granted[-1] + own + tau), right=True)
+        return low, torch.searchsorted(self.b, tau + reach(high), right=True)
 
 
 @torch.no_grad()
@@ -104,7 +101,7 @@ def _count(
     excess = (b - t).sub_(_products(half, bag.half, c, order))
     own = eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
-    w = 1.0 if weight is None or y is None else weight[i, y[c]]
+    w = torch.ones((), dtype=torch.float64) if weight is None or y is None else weight[i, y[c]]
     out[0].index_add_(0, c, (above * w).double())
     tied = not_below & ~above
     if tied.any():
@@ -118,7 +115,7 @@ def _products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
     On a CPU by NumPy, which is quicker to start, and through buffers that stay in the cache.
     """
     if left.is_cuda:
-        return torch.linalg.vecdot(left.index_select(0, c), right.index_select(0, i))
+        return (left.index_select(0, c) * right.index_select(0, i)).sum(1)
     out, most = left.new_empty(len(c)), max(1, BUFFER // left.shape[1])
     x, y = np.empty((2, min(most, len(c)), left.shape[1]), out.numpy().dtype)
     sides = (left.numpy(), c.numpy(), x), (right.numpy(), i.numpy(), y)
