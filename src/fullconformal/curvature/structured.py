@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,7 +192,8 @@ def gram(B: Tensor) -> Tensor:
     if B.device.type != "cpu" or B.dtype not in (torch.float32, torch.float64):
         return B.T @ B
     array = B.numpy()
-    return torch.from_numpy(array.T @ array)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told by the factorisation
+        return torch.from_numpy(array.T @ array)
 
 
 def add_gram(total: Tensor, B: Tensor) -> None:

@@ -1,0 +1,171 @@
+"""What makes small problems fast changes nothing: checks, threads, Newton's method in float32, what is kept of a pass."""
+
+import numpy as np
+import pytest
+import torch
+from cases import draw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import expit
+from sklearn.datasets import make_classification
+from sklearn.utils.validation import validate_data
+
+from fullconformal import FullConformalClassifier, SplitConformalClassifier
+from fullconformal.curvature import GGN, Hessian
+from fullconformal.estimators.base import encode_labels
+from fullconformal.models.fitting import FEW, alone, threads
+from fullconformal.models.logistic import _Objective, fit_binary
+from fullconformal.problem import Problem, candidate_losses, losses, residuals
+
+# Newton's method --------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 200), d=st.integers(1, 8), spread=st.sampled_from([0.0, 1.0, 4.0]))
+@settings(max_examples=40, deadline=None)
+def test_binary_fits_reach_the_gradient_tolerance(seed, n, d, spread):
+    """Whatever the scales of the features: where float32 has too few digits, Hessians are summed in float64."""
+    rng = np.random.default_rng(seed)
+    a = np.hstack([rng.normal(size=(n, d)) * 10 ** rng.uniform(-spread, spread, d), np.ones((n, 1))])
+    target, penalty = rng.integers(0, 2, n).astype(float), np.full(d + 1, 0.01 * n)
+    w = fit_binary(a, target, penalty, np.zeros(d + 1), 1e-10 * n)
+    g = (expit(a @ w) - target) @ a + penalty * w
+    # What the gradient itself is rounded by: sums of n terms of the features' size, and as much for z inside the sigmoid.
+    rounding = 8 * np.finfo(float).eps * np.abs(a).sum(0) * (1 + np.abs(a @ w).max())
+    assert (np.abs(g) <= 1e-10 * n + rounding).all()
+
+
+def test_hessians_are_summed_in_float32_until_told_otherwise():
+    rng = np.random.default_rng(0)
+    a, z, penalty = rng.normal(size=(100, 3)), rng.normal(size=100), np.array([1.0, 2.0, 0.0])
+    F = _Objective(a, np.ones(100), penalty)
+    expected = (a.T * (expit(z) * expit(-z))) @ a + np.diag(penalty)
+    errors = []
+    for sharper in (True, False):
+        L = np.tril(F.factor(np.tanh(z / 2)))
+        errors.append(np.abs(L @ L.T - expected).max() / np.abs(expected).max())
+        assert F.sharpen() is sharper
+    # Rounded inputs and sums of 100 terms, relative to the largest entry of H, which all terms of its sum are part of.
+    assert 1e-9 < errors[0] < 100 * np.finfo(np.float32).eps and errors[1] < 100 * np.finfo(np.float64).eps
+
+
+def test_features_whose_squares_are_beyond_float32_are_fitted():
+    rng = np.random.default_rng(0)
+    a, target, penalty = rng.normal(size=(100, 2)), rng.integers(0, 2, 100).astype(float), np.ones(2)
+    w = fit_binary(a, target, penalty, np.zeros(2), 1e-9)
+    large = fit_binary(1e25 * a, target, 1e50 * penalty, np.zeros(2), 1e16)  # the same in other units
+    np.testing.assert_allclose(1e25 * large, w, rtol=1e-7)
+
+
+# Threads ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_is_restored_whatever_happens(two_threads):
+    with pytest.raises(ZeroDivisionError), threads(1):
+        assert torch.get_num_threads() == 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+    for work, inside in ((FEW, 1), (FEW + 1, 2), (float("inf"), 2)):
+        with alone(work):
+            assert torch.get_num_threads() == inside
+        assert torch.get_num_threads() == 2
+
+
+def test_fits_and_predictions_leave_the_number_of_threads(two_threads):
+    X, y = make_classification(60, 4, random_state=0)
+    clf = FullConformalClassifier(method="influence", l2=0.1).fit(X, y)
+    assert torch.get_num_threads() == 2
+    clf.predict_p(X)
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ValueError, match="finite"):
+        clf.fit(X * 1e200, y)
+    assert torch.get_num_threads() == 2
+
+
+# Checks -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FullConformalClassifier, SplitConformalClassifier])
+def test_a_plain_matrix_is_checked_as_scikit_learn_does(kind):
+    X, y = make_classification(80, 4, random_state=0)
+    for given_X in (X, X.astype(np.float32), np.asfortranarray(X)):
+        ours, theirs = kind(), kind()
+        checked = ours._checked(given_X, y, reset=True)
+        expected = validate_data(theirs, given_X, y, dtype="numeric")
+        assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(checked, expected, strict=True))
+        assert ours.n_features_in_ == theirs.n_features_in_ == 4
+        assert ours._is_plain(given_X, y, True)
+    bad = X.copy()
+    bad[3, 1] = np.nan
+    large = np.full_like(X, 1e308)  # finite, with a sum that is not
+    strange = [bad, X[:0], X[:, :0], X[0], X.tolist(), X.astype(int), X.astype(object), large]
+    assert not any(kind()._is_plain(other, y, True) for other in strange)
+    assert not any(
+        kind()._is_plain(X, other, True) for other in (y[:-1], y[:, None], y.astype(float), y.astype(str), None)
+    )
+    fitted = kind()
+    fitted._checked(X, y, reset=True)
+    assert fitted._is_plain(X, "no_validation", False) and not fitted._is_plain(X[:, :3], "no_validation", False)
+
+
+@given(st.lists(st.integers(-3, 40), min_size=2, max_size=30), st.sampled_from(["int8", "int64", "uint8"]))
+def test_labels_are_encoded_as_numpy_does(labels, dtype):
+    y = np.abs(labels).astype(dtype) if dtype == "uint8" else np.array(labels, dtype)
+    expected, index = np.unique(y, return_inverse=True)
+    if len(expected) < 2:
+        with pytest.raises(ValueError, match="one class"):
+            encode_labels(y)
+        return
+    classes, ours = encode_labels(y)
+    assert np.array_equal(classes, expected) and classes.dtype == y.dtype
+    assert np.array_equal(ours, index) and ours.dtype == np.int64
+
+
+# Problems ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_of_a_pass_follows_the_parameters():
+    """A linear problem keeps the trace of its bag: whoever changes the parameters, it is the one of the parameters there are."""
+    model, X, y, _ = draw("binary", 0, n=30, m=1)
+    problem = Problem(model, X, y, 1.0)
+    for change in (lambda: None, lambda: problem.assign(problem.theta + 1), lambda: model[0].weight.data.add_(1)):
+        change()
+        with torch.no_grad():
+            model[0].bias += 0.5
+            expected = model(X)
+        assert torch.equal(problem.logits(X), expected)
+        assert torch.equal(problem.trace(problem.X).logits, problem.trace(X.clone()).logits)
+        assert torch.equal(problem.logits(problem.X), problem.trace(problem.X).logits)
+
+
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-3, 1.0, 30.0, 300.0]))
+@settings(max_examples=30, deadline=None)
+def test_two_labels_have_the_losses_and_residuals_of_any_number(seed, scale):
+    """A third label that is out of the question changes nothing but the way they are computed."""
+    rng = torch.Generator().manual_seed(seed)
+    f, y = scale * torch.randn(20, 2, dtype=torch.float64, generator=rng), torch.randint(2, (20,), generator=rng)
+    three = torch.cat([f, torch.full((20, 1), -torch.inf, dtype=torch.float64)], 1)
+    # One exponential and one logarithm, each to a few units in the last place, of an argument with an error of its own size.
+    close = {"rtol": 8 * torch.finfo(torch.float64).eps * (1 + 4 * scale), "atol": torch.finfo(torch.float64).tiny}
+    torch.testing.assert_close(losses(f, y), losses(three, y), **close)
+    torch.testing.assert_close(candidate_losses(f), candidate_losses(three)[:, :2], **close)
+    torch.testing.assert_close(residuals(f, y), residuals(three, y)[:, :2], **close)
+
+
+def test_the_curvature_of_one_output_is_the_hessian():
+    """Of a linear model followed by frozen linear layers, one with three logits."""
+    torch.manual_seed(0)
+    after = torch.nn.Linear(1, 3).requires_grad_(False)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), after).double().eval()
+    X, y = torch.randn(40, 3).double(), torch.randint(0, 3, (40,))
+    problem = Problem(model, X, y, 0.5)
+    expected = torch.func.hessian(problem.value)(problem.theta)
+    for curvature in (GGN(), Hessian()):
+        torch.testing.assert_close(curvature.matrix(problem), expected, rtol=1e-12, atol=1e-12)
