@@ -65,12 +65,9 @@ def windowed_counts(
     for at in range(0, len(X), step := max(1, min(OBJECTS, step))):
         objects = slice(at, at + step)
         logits, J = problem.jacobian(X[objects])
-        loss, half = (
-            candidate_losses(logits),
-            half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1),
-        )
+        half = half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1)
         s_hat = (half**2).sum(1)
-        tau = loss.flatten() - (1 - q) * s_hat
+        tau = candidate_losses(logits).flatten() - (1 - q) * s_hat
         low, high = bag.window(tau, s_hat.sqrt(), eps)
         pairs = int((high - low).sum())
         if not at and DENSE * pairs > n * len(tau):
@@ -101,11 +98,10 @@ def _count(
     excess = (b - t).sub_(_products(half, bag.half, c, order))
     own = eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
-    w = torch.ones((), dtype=torch.float64) if weight is None or y is None else weight[i, y[c]]
-    out[0].index_add_(0, c, (above * w).double())
-    tied = not_below & ~above
-    if tied.any():
-        out[1].index_add_(0, c, (tied * w).double())
+    w = None if weight is None or y is None else weight[i, y[c]]
+    for total, counted in zip(out, (above, not_below & ~above), strict=True):
+        if counted.any():
+            total.index_add_(0, c, counted.double() if w is None else counted * w)
     return out
 
 
