@@ -127,7 +127,7 @@ def prepare(
         if halved is not None:
             halved[at] = kept
         elif keep_halved:  # of all points at once
-            halved = kept
+            halved = kept.contiguous()  # solves give columns
         if solved is not None:
             U = factor.solved(kept)
             for part, b in zip(solved, problem.blocks, strict=True):
