@@ -18,7 +18,7 @@ from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, squared_norms
 from fullconformal.scores.base import Counts, Progress, Scorer, Training, candidate_gradients, count_scores
 
-OBJECTS, POINTS = 128, 256  # of a block, so that it stays in the cache
+OBJECTS, POINTS = 256, 256  # of a block, so that it stays in the cache
 LEAST = 2**26  # operations below which there is nothing to gain
 MOST = 64  # one pair in so many may be formed again
 UNIT, TINY, HUGE = (
@@ -43,18 +43,22 @@ class _Points:
         self.training, self.solved = training, training.solved
         n, shapes = training.problem.n, [(b.o, b.i) for b in training.problem.blocks]
         sums = sum(o for o, _ in shapes) + 2 * len(shapes) + 4
-        self.own, self.product = 1.01 * UNIT * sums, 1.01 * UNIT * (max(i for _, i in shapes) + sums)
+        self.own, product = 1.01 * UNIT * sums, 1.01 * UNIT * (max(i for _, i in shapes) + sums)
         self.b, self.slack = training.loss + training.self_influence, training.slack
         lengths = [torch.linalg.vector_norm(part, dim=(0, 2)) for part in self.solved]
-        self.length = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
+        length = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
         self.step = -(-n // -(-n // POINTS))
         self.blocks = [slice(at, min(at + self.step, n)) for at in range(0, n, self.step)]
         self.U = [[part[:, at].reshape(-1, part.shape[2]).float() for part in self.solved] for at in self.blocks]
 
-    def error(self, at: slice, tau: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """What |α_i − τ| must exceed is u + v·|ĝ| + w: u and v (k,) of points, w (m, C) of candidates, ties included."""
-        u = self.own * self.b[at].abs() + self.slack[at]
-        return u, self.product * self.length[at], (self.own + eps) * tau.abs() + TINY
+        self.b32 = [self.b[at].float() for at in self.blocks]
+        # What |α_i − τ| must exceed is u + v·|ĝ| + w: u and v (n,) of points, w (m, C) of candidates, ties included.
+        self.u, self.v = self.own * self.b.abs() + self.slack, product * length
+        self.most = [(float(self.u[at].max()), float(self.v[at].max())) for at in self.blocks]
+
+    def w(self, tau: Tensor) -> Tensor:
+        """The candidates' part (m, C) of the error."""
+        return (self.own + self.training.rounding) * tau.abs() + TINY
 
 
 @torch.no_grad()
@@ -77,32 +81,29 @@ def single_counts(direct: Scorer, training: Training, X: Tensor, progress: Progr
 
 def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> Tensor | None:
     """Points above and tied (2, m, C) with candidates of gradients (m, C, o) ⊗ (m, i) and τ (m, C); None where float64 must do it."""
-    eps, (m, n_classes) = points.training.rounding, tau.shape
-    norm, tau32 = squared_norms(ghat).sqrt(), tau.float()[..., None]
-    if not float(norm.max() * points.length.max() + tau.max() + points.b.abs().max()) < HUGE:
+    (m, n_classes), n = tau.shape, points.training.problem.n
+    norm, w, tau32 = squared_norms(ghat).sqrt(), points.w(tau), tau.float()[..., None]
+    if not float(points.v.max() * norm.max() + points.u.max() + w.max()) < HUGE:
         return None
     D, a = [rows.left.float() for rows in ghat], [rows.right.float() for rows in ghat if rows.right is not None]
     room = [torch.empty(m * points.step * max(n_classes, *(part.shape[2] for part in D))) for _ in range(2)]
     above = torch.zeros(m, n_classes, dtype=torch.float64)
-    found: list[Tensor] = []
-    for at, U in zip(points.blocks, points.U, strict=True):
-        k = at.stop - at.start
-        excess = torch.sub(points.b[at].float(), tau32, out=room[0][: m * n_classes * k].view(m, n_classes, k))
+    found = [torch.zeros(4, 0, dtype=torch.long)]
+    for at, b, U, (u, v) in zip(points.blocks, points.b32, points.U, points.most, strict=True):
+        excess = torch.sub(b, tau32, out=room[0][: m * n_classes * len(b)].view(m, n_classes, -1))
         for left, right, part in zip(D, a, U, strict=True):
             V = torch.mm(right, part.T, out=room[1][: m * len(part)].view(m, -1))
-            excess.baddbmm_(left, V.view(m, -1, k), alpha=-1)
+            excess.baddbmm_(left, V.view(m, -1, len(b)), alpha=-1)
         size = room[1][: excess.numel()].view_as(excess)
         bits = torch.bitwise_right_shift(excess.view(torch.int32), 31, out=size.view(torch.int32))
-        above += k + bits.sum(-1, dtype=torch.int32)  # signs: three times faster than comparisons
-        own, product, candidate = points.error(at, tau, eps)
-        least = torch.abs(excess, out=size).amin(-1)
-        x, y = (~(least > own.max() + product.max() * norm + candidate)).nonzero(as_tuple=True)
-        near = ~(excess[x, y].abs() > own + product * norm[x, y, None] + candidate[x, y, None])
-        row, i = near.nonzero(as_tuple=True)
-        found.append(
-            torch.stack([x[row], y[row], i + at.start, (excess[x[row], y[row], i].view(torch.int32) >> 31) + 1])
-        )
-        if sum(part.shape[1] for part in found) * MOST > m * n_classes * points.training.problem.n:
+        above += len(b) + bits.sum(-1, dtype=torch.int32)  # signs: three times faster than comparisons
+        x, y = (~(torch.abs(excess, out=size).amin(-1) > torch.add(w + u, norm, alpha=v))).nonzero(as_tuple=True)
+        if len(x):
+            near = ~(size[x, y] > points.u[at] + points.v[at] * norm[x, y, None] + w[x, y, None])
+            row, i = near.nonzero(as_tuple=True)
+            x, y = x[row], y[row]
+            found.append(torch.stack([x, y, i + at.start, (~torch.signbit(excess[x, y, i])).long()]))
+        if sum(part.shape[1] for part in found) * MOST > m * n_classes * n:
             return None
     return _again(points, ghat, tau, above, torch.cat(found, dim=1))
 
@@ -110,6 +111,9 @@ def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> Tensor | None:
 def _again(points: _Points, ghat: list[Rows], tau: Tensor, above: Tensor, found: Tensor) -> Tensor:
     """Counts (2, m, C) with the pairs found, as objects, labels, points and whether they were counted (4, pairs), formed in float64."""
     x, y, i, counted = found
+    counts = torch.stack([above, torch.zeros_like(above)])
+    if not len(x):
+        return counts
     alpha = points.b[i]
     for rows, whole in zip(ghat, points.solved, strict=True):
         assert rows.right is not None  # there is no prefix
@@ -117,7 +121,6 @@ def _again(points: _Points, ghat: list[Rows], tau: Tensor, above: Tensor, found:
     own = tau[x, y]
     tolerance = points.slack[i, None], (points.training.rounding * own.abs())[:, None]
     greater, equal = pvalues.count(alpha[:, None], own[:, None], tolerance, axis=-1)
-    counts = torch.stack([above, torch.zeros_like(above)])
     counts[0].index_put_((x, y), (greater - counted).double(), accumulate=True)
     counts[1].index_put_((x, y), equal.double(), accumulate=True)
     return counts
