@@ -127,20 +127,19 @@ def fit_softmax(
 
 def _inverse_blocks(a: FloatArray, pi: FloatArray, penalty: FloatArray) -> FloatArray | None:
     """Inverses (C, i, i) of the Hessian's diagonal blocks Σ π_c(1 − π_c) aaᵀ + Λ; None where one is singular."""
-    out, root, weights = np.empty((len(pi), a.shape[1], a.shape[1])), np.empty_like(a), pi * (1 - pi)
+    H, root, weights = np.empty((len(pi), a.shape[1], a.shape[1])), np.empty_like(a), pi * (1 - pi)
     for c, w in enumerate(weights):
         if c and np.array_equal(w, weights[0]):  # as at the start
-            out[c] = out[0]
+            H[c] = H[0]
             continue
         np.multiply(a, np.sqrt(w)[:, None], out=root)
-        H = root.T @ root
-        H.flat[:: len(H) + 1] += penalty
-        L, failed = lapack.dpotrf(H, lower=1)
-        if failed:
-            return None
-        out[c] = np.tril(lapack.dpotri(L, lower=1)[0])
-        out[c] += np.tril(out[c], -1).T
-    return out
+        H[c] = root.T @ root
+        H[c].flat[:: a.shape[1] + 1] += penalty
+    try:
+        np.linalg.cholesky(H)
+        return np.linalg.inv(H)
+    except np.linalg.LinAlgError:
+        return None
 
 
 def _newton_step(
