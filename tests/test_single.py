@@ -68,9 +68,20 @@ def test_errors_stay_within_their_bound(name, seed):
             V = (rows.right.float() @ part.T).view(len(X), -1, at.stop - at.start)
             excess = excess - rows.left.float() @ V
         bound = points.u[at] + points.v[at] * norm[..., None] + points.w(tau)[..., None]
-        ratio = (excess - (alpha[..., at] - tau[..., None])).abs() / bound
+        ratio = (excess - (alpha[..., points.order[at]] - tau[..., None])).abs() / bound
         worst = max(worst, float(ratio.max()))
     assert 1e-3 < worst <= 1
+
+
+def test_blocks_that_bounds_decide_are_not_met():
+    """A sure model with labels that mostly agree: objects of which it is sure are far from the points it is not sure of."""
+    model, X, y, Xt = draw("mlp", 11, n=2000, m=600)
+    with torch.no_grad():
+        model[-1].weight *= 20
+        y = torch.where(torch.rand(2000, generator=torch.Generator().manual_seed(0)) < 0.99, model(X).argmax(1), y)
+    problem = Problem(model, X, y, 5.0)
+    training = prepare(problem, CURVATURES["ggn"](1.0).factor(problem), 2**28, keep_solved=True)
+    assert same(training, Xt) and 0 < single_counts(direct, training, Xt).touched < 1
 
 
 def test_where_too_much_is_left_double_precision_does_it(monkeypatch):

@@ -137,7 +137,7 @@ def _inverse_blocks(a: FloatArray, pi: FloatArray, penalty: FloatArray) -> Float
         H[c].flat[:: a.shape[1] + 1] += penalty
     try:
         np.linalg.cholesky(H)
-        return np.linalg.inv(H)
+        return np.asarray(np.linalg.inv(H), dtype=np.float64)
     except np.linalg.LinAlgError:
         return None
 
