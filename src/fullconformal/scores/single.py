@@ -7,8 +7,8 @@ the blocks of parameters (each an outer product ĝ = D ⊗ a, whose length is |D
 
 by Cauchy–Schwarz, whatever the order of the sums. What exceeds that and the tie tolerance is decided, and the few pairs that do not are
 formed again in float64: the counts are those of `count_scores`. Objects too many of whose pairs would be left go there as a whole.
-Blocks of
-points, sorted by b, that |k_i| ≤ |U_i||ĝ| tells from all candidates of a group of objects are not met at all.
+
+Points are sorted by b and cut into blocks. Those that |k_i| ≤ |U_i||ĝ| tells from all candidates of a group of objects are not met at all.
 """
 
 from __future__ import annotations
