@@ -94,3 +94,5 @@ def test_bad_parameters_are_scikit_learns_to_refuse():
     X, y = draw(2)
     with pytest.raises(InvalidParameterError, match="'C' parameter"):
         FullConformalClassifier(LogisticRegression(C=-1.0), method="influence").fit(X, y)
+    with pytest.raises(ValueError, match="dual"):
+        FullConformalClassifier(LogisticRegression(dual=True), method="influence").fit(X, y)

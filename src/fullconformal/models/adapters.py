@@ -112,7 +112,7 @@ def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | No
     """
     if type(estimator) is not LogisticRegression or len(shape) != 1 or _is_free(estimator):
         return None
-    if estimator.solver not in MULTINOMIAL:
+    if estimator.solver not in MULTINOMIAL or estimator.dual:
         return None
     estimator._validate_params()
     module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
