@@ -25,11 +25,8 @@ from fullconformal.scores.base import Counts, Progress, Scorer, Training, candid
 OBJECTS, POINTS = 256, 256  # of a block, so that it stays in the cache
 LEAST = 2**26  # operations below which there is nothing to gain
 MOST = 64  # one pair in so many may be formed again
-UNIT, TINY, HUGE = (
-    2.0**-24,
-    2.0**-120,
-    2.0**60,
-)  # float32: unit of rounding, and a range that its exponents hold with room to spare
+UNIT = 2.0**-24  # of float32's rounding
+TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
 
 
 def is_worth_it(training: Training, m: int) -> bool:
