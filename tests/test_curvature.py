@@ -127,6 +127,21 @@ def test_automatic_damping_is_the_smallest_that_works():
     assert not kept.positive_definite and kept.damping == 0.1 and abs(kept.smallest_eigenvalue + 2) < 1e-9
 
 
+@pytest.mark.parametrize("value", [0.0, -2.0])
+def test_an_entry_of_the_diagonal_tells_the_smallest_damping(value, monkeypatch):
+    """A parameter that the loss does not know, a dead unit's bias: one factorisation finds the damping, and with less there is none."""
+    B = torch.randn(40, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    H = torch.block_diag(B.T @ B, torch.tensor([[value]], dtype=torch.float64))
+    calls, cholesky = [], torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A: calls.append(1) or cholesky(A))
+    factor = factorise(H.clone(), 10, None, -1.0, torch.float64)
+    assert len(calls) == 1 and factor.positive_definite and factor.damping >= -value / 10
+    # A pivot counts where it exceeds p·ε times the mean diagonal.
+    least = len(H) * torch.finfo(torch.float64).eps * float(H.diagonal().abs().mean())
+    assert 10 * factor.damping == pytest.approx(1.1 * (least - value))
+    assert not factorise(H, 10, factor.damping / 1.2, -1.0, torch.float64).positive_definite
+
+
 def test_lanczos_finds_the_smallest_eigenvalue_of_a_larger_matrix():
     Q, _ = torch.linalg.qr(torch.randn(600, 600, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     values = torch.cat([torch.tensor([-4.0]), torch.linspace(0, 5, 599)]).double()

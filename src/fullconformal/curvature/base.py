@@ -253,7 +253,9 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     if damping is not None:
         rung, L = damping, cholesky(damping)
     else:
-        rung, L = _smallest_that_works(cholesky, scale)
+        # No pivot exceeds its diagonal entry, which tells what no smaller damping can do: where the loss does not know a parameter that
+        # nothing penalises, such as the bias of a dead unit, this is the smallest that works.
+        rung, L = _smallest_that_works(cholesky, scale, 1.1 * max(0.0, least - float(H.diagonal().min())) / n)
     if L is not None:
         inverted = len(L) <= SMALL or L.is_cuda
         R = inverse_triangular(L) if inverted else L
@@ -283,19 +285,21 @@ def times_triangular(rows: Tensor, M: Tensor, stripes: int = 8) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _smallest_that_works(cholesky: Callable[[float], Tensor | None], scale: float) -> tuple[float, Tensor]:
-    """Smallest damping, to within a third, with which Cholesky succeeds: a ladder of tens, then three bisections."""
-    L = cholesky(0.0)
+def _smallest_that_works(
+    cholesky: Callable[[float], Tensor | None], scale: float, least: float
+) -> tuple[float, Tensor]:
+    """Smallest damping, to within a third, with which Cholesky succeeds: `least`, or by a ladder of tens and three bisections."""
+    L = cholesky(least)
     if L is not None:
-        return 0.0, L
+        return least, L
     for k in range(-12, 5):
         high = scale * 10.0**k
-        L = cholesky(high)
+        L = cholesky(high) if high > least else None
         if L is not None:
             break
     else:
         raise CurvatureError("no damping up to 10,000 times the mean diagonal makes the curvature positive definite")
-    low = high / 10
+    low = max(high / 10, least)
     for _ in range(3):
         middle = math.sqrt(low * high)
         better = cholesky(middle)

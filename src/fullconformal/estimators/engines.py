@@ -37,6 +37,7 @@ from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
 from fullconformal.scores.refits import refit_counts
+from fullconformal.scores.single import is_worth_it, single_counts
 from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.scores.windows import windowed_counts
 
@@ -198,6 +199,8 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
         cheaper = False
     if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
         return pruned_counts(training, X, query.q, weight, query.progress)
+    if query.approximation == "direct" and query.q == 1 and weight is None and is_worth_it(training, len(X)):
+        return single_counts(direct, training, X, query.progress)
     return count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight, query.progress)
 
 

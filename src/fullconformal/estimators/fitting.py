@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
 from fullconformal.estimators.heads import find_head, with_new_head
-from fullconformal.models.adapters import adapt, check_objective, is_skorch, supported
+from fullconformal.models.adapters import adapt, check_objective, is_skorch, read, supported
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
-from fullconformal.models.logistic import fit_binary
+from fullconformal.models.logistic import fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
 from fullconformal.problem import Problem
 
@@ -151,6 +151,9 @@ def _module(
         copied = copy.deepcopy(final)
         l2 = L2_NETWORK if settings.l2 is None else settings.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
+    unfitted = None if settings.prefit else read(final, tuple(X.shape[1:]), len(classes))
+    if unfitted is not None:  # `minimise` fits it
+        return unfitted
     fitted = final if settings.prefit else fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
     _check_classes(fitted, classes)
     return adapt(fitted, n)
@@ -171,14 +174,9 @@ def _head_problem(network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes
 def minimise(problem: Problem) -> None:
     """Newton's method from the current parameters of a linear problem, in place."""
     tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
-    theta = problem.theta
-    if len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear) and problem.blocks[0].layer == 0:
-        # What is small is kept for later.
-        inputs = problem.design if problem.n <= problem.chunk else problem.trace(problem.X).inputs[0]
-        parts = (inputs, problem.y, problem.penalty, theta)
-        a, target, penalty, start = (part.double().cpu().numpy() for part in parts)
-        fitted = fit_binary(a, target, penalty, start, tol)
-        problem.assign(torch.as_tensor(fitted).to(theta))
+    start, done = _logistic_fit(problem, tol)
+    if done:
+        problem.assign(start)
         return
 
     def value(theta: Tensor) -> Tensor:
@@ -202,7 +200,30 @@ def minimise(problem: Problem) -> None:
         before = size
         return factor.solve(g[None])[0]
 
-    problem.assign(newton(theta, value, gradient, step, tol))
+    problem.assign(newton(start, value, gradient, step, tol))
+
+
+def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
+    """Parameters of a linear problem, fitted by NumPy where it is a plain logistic regression, and whether that is all to be done."""
+    theta, (block,) = problem.theta, problem.blocks
+    binary = block.layer == 0 and len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear)
+    penalty = problem.penalty.view(block.o, block.i)
+    # On a GPU the whole Hessian is cheaper than bringing the inputs here.
+    several = block.layer == len(problem.tail) - 1 and not theta.is_cuda and bool((penalty == penalty[0]).all())
+    if not (binary or several):
+        return theta, False
+    if block.layer == 0 and problem.n <= problem.chunk:  # what is small is kept for later
+        inputs = problem.design
+    else:
+        inputs = torch.cat([problem.trace(part).inputs[block.layer] for part in problem.X.split(problem.chunk)])
+    a, W, weight = (part.double().cpu().numpy() for part in (inputs, theta.view(block.o, block.i), penalty[0]))
+    y = problem.y.cpu().numpy()
+    if binary:
+        fitted, done = fit_binary(a, y.astype(np.float64), weight, W[0], tol), True
+    else:
+        fitted, size = fit_softmax(a, y, weight, W, tol)
+        done = size <= tol
+    return torch.as_tensor(fitted).to(theta).view(-1), done
 
 
 def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:

@@ -1,6 +1,7 @@
 """Other libraries' classifiers as a torch module with the objective they minimised.
 
-`adapt` takes a *fitted* classifier and returns logits as a module, and Λ of the sum form by parameter name:
+`adapt` takes a *fitted* classifier and returns logits as a module, and Λ of the sum form by parameter name (`read` does without the fit
+where it can):
 
 - LogisticRegression minimises C·Σℓ + ½|W|²: Λ = 1/C on the weights, 0 on the intercept.
 - MLPClassifier minimises the batch mean of ℓ plus ½·alpha·|W|²/batch: Λ = alpha·n/batch on the weights, 0 on the biases.
@@ -20,6 +21,14 @@ from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from fullconformal.models.networks import linear, mlp
+
+MULTINOMIAL = (
+    "lbfgs",
+    "newton-cg",
+    "newton-cholesky",
+    "sag",
+    "saga",
+)  # solvers of the same objective, for any number of classes
 
 
 class Adapted(NamedTuple):
@@ -95,12 +104,32 @@ def adapt(estimator: Any, n: int) -> Adapted:
     return _skorch(estimator, n)
 
 
+def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | None:
+    """What a fitted LogisticRegression would give, its weights at zero, for objects of a shape; None where it must be fitted first.
+
+    Its objective has one minimum, which whoever has to find it more closely than scikit-learn does finds as well without. Where there is
+    no penalty there need not be a minimum, and a subclass may fit something else.
+    """
+    if type(estimator) is not LogisticRegression or len(shape) != 1 or _is_free(estimator):
+        return None
+    if estimator.solver not in MULTINOMIAL or estimator.dual:
+        return None
+    estimator._validate_params()
+    module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
+    for q in module[0].parameters():
+        nn.init.zeros_(q)
+    return Adapted(module, {"0.weight": 1.0 / estimator.C})
+
+
+def _is_free(estimator: LogisticRegression) -> bool:
+    return estimator.penalty is None or bool(np.isinf(estimator.C))
+
+
 def _logistic(estimator: LogisticRegression) -> Adapted:
     n_classes, n_features = len(estimator.classes_), estimator.coef_.shape[1]
     module = linear(n_features, n_classes, bias=estimator.fit_intercept).double()
     _copy(module, [estimator.coef_], [estimator.intercept_])
-    free = estimator.penalty is None or np.isinf(estimator.C)
-    return Adapted(module, {"0.weight": 0.0 if free else 1.0 / estimator.C})
+    return Adapted(module, {"0.weight": 0.0 if _is_free(estimator) else 1.0 / estimator.C})
 
 
 def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:

@@ -25,13 +25,14 @@ def newton(
     max_iter: int = 100,
 ) -> Tensor:
     """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(θ, g)`` is 𝓗(θ)⁻¹g. Backtracks where a step does not decrease F."""
-    F = value(theta)
+    F: Tensor | None = None
     for _ in range(max_iter):
         g = gradient(theta)
         if not torch.isfinite(g).all():
             raise NotFinite("the gradient of the loss is not finite; scale the features or raise l2")
         if float(g.abs().max()) <= tol:
             break
+        F = value(theta) if F is None else F
         d = step(theta, g)
         slope = g @ d
         t, ahead = 1.0, value(theta - d)

@@ -1,4 +1,4 @@
-"""Newton's method for two-class logistic regression, with nothing in its loop but a few products."""
+"""Newton's method for logistic regression: for two classes with a few products a step, for more without the Hessian."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from scipy.linalg import lapack
 from fullconformal.models.fitting import NotFinite
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+FORCING = 1e-2  # how much of the gradient conjugate gradients may leave
+PRODUCTS = 12  # with the Hessian, after which a step needs blocks of its own
+MOST = 100  # products in a step
 
 
 class _Objective:
@@ -98,3 +103,106 @@ def fit_binary(
         w, z = w - t * d, z - t * moved
         tanh, g, size = ahead
     return w
+
+
+def fit_softmax(
+    a: FloatArray, y: IntArray, penalty: FloatArray, W: FloatArray, tol: float, max_iter: int = 50
+) -> tuple[FloatArray, float]:
+    """Minimise Σ (log Σ_c exp(w_cᵀa) − w_yᵀa) + ½ Σ ΛW² over W (C, i) until |∇|∞ ≤ tol; inputs a (n, i), labels y (n,), Λ (i,).
+
+    Newton's method without the Hessian, whose making and factorising would be most of the work: each step is found by conjugate gradients,
+    preconditioned by the Hessian's diagonal blocks, one a class. Returns W and its |∇|∞, above tol where it had to stop early: no step
+    decreased the objective, or a block was singular.
+    """
+    rounding, rows = 8 * np.finfo(np.float64).eps, np.arange(len(y))
+    W = W - np.where(
+        penalty > 0, W.mean(axis=0), 0
+    )  # at the minimum the classes' weights sum to zero where they are penalised
+
+    def at(W: FloatArray) -> tuple[FloatArray, FloatArray, float, FloatArray]:
+        """Probabilities (C, n), gradient (C, i), its largest entry, losses (n,)."""
+        Z = W @ a.T
+        Z -= Z.max(axis=0)
+        own = Z[y, rows]
+        pi = np.exp(Z, out=Z)
+        total = pi.sum(axis=0)
+        pi /= total
+        r = pi.copy()
+        r[y, rows] -= 1
+        g = r @ a + penalty * W
+        return pi, g, float(np.abs(g).max()), np.log(total) - own
+
+    def objective(loss: FloatArray, W: FloatArray) -> float:
+        return float(loss.sum() + (penalty * W**2).sum() / 2)
+
+    pi, g, size, loss = at(W)
+    if size < np.inf and objective(loss, W) > len(y) * np.log(
+        len(W)
+    ):  # worse than nothing, and so sure that blocks may be singular
+        W = np.zeros_like(W)
+        pi, g, size, loss = at(W)
+    inverse, products = None, 0
+    for _ in range(max_iter):
+        if not size < np.inf:
+            raise NotFinite("the gradient of the loss is not finite; scale the features or raise l2")
+        if size <= tol:
+            break
+        if inverse is None or products > PRODUCTS:
+            inverse = _inverse_blocks(a, pi, penalty)
+            if inverse is None:
+                break
+        d, products = _newton_step(a, pi, penalty, inverse, g, max(size * FORCING, tol / 4))
+        t, ahead = 1.0, at(W - d)
+        if not ahead[2] <= size / 2:
+            F, slope = objective(loss, W), (g * d).sum()
+            while not objective(ahead[3], W - t * d) <= F - 1e-4 * t * slope + rounding * abs(F) and t > 1e-10:
+                t /= 2
+                ahead = at(W - t * d)
+            if t <= 1e-10:
+                break
+        W, (pi, g, size, loss) = W - t * d, ahead
+    return W, size
+
+
+def _inverse_blocks(a: FloatArray, pi: FloatArray, penalty: FloatArray) -> FloatArray | None:
+    """Inverses (C, i, i) of the Hessian's diagonal blocks Σ π_c(1 − π_c) aaᵀ + Λ; None where one is singular."""
+    H, root, weights = np.empty((len(pi), a.shape[1], a.shape[1])), np.empty_like(a), pi * (1 - pi)
+    for c, w in enumerate(weights):
+        if c and np.array_equal(w, weights[0]):  # as at the start
+            H[c] = H[0]
+            continue
+        np.multiply(a, np.sqrt(w)[:, None], out=root)
+        H[c] = root.T @ root
+        H[c].flat[:: a.shape[1] + 1] += penalty
+    try:
+        np.linalg.cholesky(H)
+        return np.asarray(np.linalg.inv(H), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return None
+
+
+def _newton_step(
+    a: FloatArray, pi: FloatArray, penalty: FloatArray, inverse: FloatArray, g: FloatArray, goal: float
+) -> tuple[FloatArray, int]:
+    """Solve 𝓗d = g (C, i) to |𝓗d − g|∞ ≤ goal by conjugate gradients, and how many products with 𝓗 it took.
+
+    Directions keep the classes' weights at their sum, along which the loss does not change and the blocks do not know it.
+    """
+    d, r, v, before = np.zeros_like(g), g, np.zeros_like(g), np.inf  # so that v begins as z
+    for products in range(MOST):
+        if np.abs(r).max() <= goal:
+            return d, products
+        z = np.matmul(inverse, r[:, :, None])[:, :, 0]
+        z -= z.mean(axis=0)
+        rz = (r * z).sum()
+        if not 0 < rz < np.inf:  # rounding has the word
+            break
+        v = z + rz / before * v
+        before = rz
+        Z = v @ a.T
+        Z *= pi
+        Z -= pi * Z.sum(axis=0)
+        Hv = Z @ a + penalty * v
+        t = rz / (v * Hv).sum()
+        d, r = d + t * v, r - t * Hv
+    return d, MOST + 1

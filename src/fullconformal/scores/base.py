@@ -89,6 +89,9 @@ def rounding(problem: Problem) -> float:
     return 32 * math.sqrt(problem.p) * torch.finfo(problem.X.dtype).eps
 
 
+Scorer = Callable[[Training, Tensor, float], tuple[Tensor, Alpha]]
+
+
 def prepare(
     problem: Problem, factor: Factor, memory: int, keep_solved: bool, known: tuple[Tensor, Tensor] | None = None
 ) -> Training:
@@ -188,7 +191,7 @@ class Counts:
 
 @torch.no_grad()
 def count_scores(
-    scorer: Callable[[Training, Tensor, float], tuple[Tensor, Alpha]],
+    scorer: Scorer,
     training: Training,
     X: Tensor,
     q: float,
@@ -240,9 +243,7 @@ def count_excess(
 
 
 @torch.no_grad()
-def all_scores(
-    scorer: Callable[[Training, Tensor, float], tuple[Tensor, Alpha]], training: Training, X: Tensor, q: float
-) -> tuple[Tensor, Tensor]:
+def all_scores(scorer: Scorer, training: Training, X: Tensor, q: float) -> tuple[Tensor, Tensor]:
     """All scores at once, α (m, C, n) and τ (m, C): for small problems, diagnostics and tests."""
     tau, alpha = scorer(training, X, q)
     return alpha(slice(0, training.problem.n)), tau

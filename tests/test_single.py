@@ -1,0 +1,103 @@
+"""Counts by single precision where that decides, against those of double precision."""
+
+import numpy as np
+import pytest
+import torch
+from cases import CURVATURES, MODELS, draw
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullconformal.problem import Problem
+from fullconformal.scores import single
+from fullconformal.scores.base import all_scores, count_scores, prepare
+from fullconformal.scores.direct import direct
+from fullconformal.scores.single import is_worth_it, single_counts
+
+CHAINS = [name for name in MODELS if name in ("binary", "logistic", "mlp", "frozen", "odd")]
+SEEDS = st.integers(0, 10**6)
+
+
+def prepared(name, seed, *, n=300, m=9, penalty=0.7, close=0):
+    """A bag, of which `close` points are others moved by about 1e-9, and objects."""
+    model, X, y, Xt = draw(name, seed, n=n, m=m)
+    for k in range(close):
+        X[n - 1 - k], y[n - 1 - k] = X[k] * (1 + 1e-9 * k), y[k]
+    problem = Problem(model, X, y, penalty)
+    return prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=True), Xt
+
+
+def same(training, X):
+    ours, double = single_counts(direct, training, X), count_scores(direct, training, X, 1.0)
+    return np.array_equal(ours.greater, double.greater) and np.array_equal(ours.equal, double.equal)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@given(seed=SEEDS, far=st.sampled_from([1.0, 1e-3, 30.0]), penalty=st.sampled_from([1e-4, 0.7, 50.0]))
+@settings(max_examples=8, deadline=None)
+def test_counts_are_those_of_double_precision(name, seed, far, penalty):
+    training, X = prepared(name, seed, penalty=penalty)
+    assert same(training, far * X)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@given(seed=SEEDS)
+@settings(max_examples=5, deadline=None)
+def test_what_single_precision_cannot_tell_apart_is_formed_again(name, seed):
+    """Candidates that are training points, or next to them, tie with them or miss them by less than float32 knows."""
+    training, _ = prepared(name, seed, close=20)
+    X, pairs, again = training.problem.X[:20], [], single._again
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "_again", lambda *a: pairs.append(a[-1].shape[1]) or again(*a))
+        assert same(training, torch.cat([X, X * (1 + 1e-9)]))
+    assert sum(pairs) >= 40  # each with itself, at least
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("seed", range(3))
+def test_errors_stay_within_their_bound(name, seed):
+    """α − τ in float32, from parts rounded one by one, against float64; the bound is not more than a thousand times too large."""
+    training, X = prepared(name, seed)
+    alpha, tau = all_scores(direct, training, X, 1.0)
+    points = single._Points(training)
+    logits, J = training.problem.jacobian(X)
+    ghat = single.candidate_gradients(J, logits)
+    norm, worst = single.squared_norms(ghat).sqrt(), 0.0
+    for at, U in zip(points.blocks, points.U, strict=True):
+        excess = points.b[at].float() - tau.float()[..., None]
+        for rows, part in zip(ghat, U, strict=True):
+            V = (rows.right.float() @ part.T).view(len(X), -1, at.stop - at.start)
+            excess = excess - rows.left.float() @ V
+        bound = points.u[at] + points.v[at] * norm[..., None] + points.w(tau)[..., None]
+        ratio = (excess - (alpha[..., points.order[at]] - tau[..., None])).abs() / bound
+        worst = max(worst, float(ratio.max()))
+    assert 1e-3 < worst <= 1
+
+
+def test_blocks_that_bounds_decide_are_not_met():
+    """A sure model with labels that mostly agree: objects of which it is sure are far from the points it is not sure of."""
+    model, X, y, Xt = draw("mlp", 11, n=2000, m=600)
+    with torch.no_grad():
+        model[-1].weight *= 20
+        y = torch.where(torch.rand(2000, generator=torch.Generator().manual_seed(0)) < 0.99, model(X).argmax(1), y)
+    problem = Problem(model, X, y, 5.0)
+    training = prepare(problem, CURVATURES["ggn"](1.0).factor(problem), 2**28, keep_solved=True)
+    assert same(training, Xt) and 0 < single_counts(direct, training, Xt).touched < 1
+
+
+def test_where_too_much_is_left_double_precision_does_it(monkeypatch):
+    training, X = prepared("mlp", 4, close=20)
+    X = torch.cat([X, training.problem.X[:20]])
+    monkeypatch.setattr(single, "_again", lambda *a: pytest.fail("there were too many"))
+    monkeypatch.setattr(single, "MOST", 2**40)
+    assert same(training, X)
+    monkeypatch.setattr(single, "HUGE", 0.0)
+    assert same(training, X)
+
+
+def test_it_is_for_kept_solves_in_double_precision_and_for_enough_work():
+    training, _ = prepared("mlp", 0)
+    assert is_worth_it(training, 10**4) and not is_worth_it(training, 1)
+    written, _ = prepared("cnn", 0)  # rows of its convolution are written out
+    assert not is_worth_it(written, 10**4)
+    lean = prepare(training.problem, training.factor, 2**28, keep_solved=False)
+    assert not is_worth_it(lean, 10**4)
