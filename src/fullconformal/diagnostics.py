@@ -133,7 +133,7 @@ def diagnose(
         n_parameters=problem.p,
         curvature=curvature,
         gradient=float(g.abs().max()) / n,
-        newton_decrement=math.sqrt(max(float(g @ factor.solve(g[None])[0]), 0.0)),
+        newton_decrement=math.sqrt(max(float(factor.influence(g[None])[0]), 0.0)),
         largest_influence=math.sqrt(max(float(s.max()), 0.0)),
         damping=factor.damping,
         damping_chosen=damping_chosen,

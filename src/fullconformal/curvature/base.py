@@ -259,8 +259,7 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     if L is not None:
         inverted = len(L) <= SMALL or L.is_cuda
         R = inverse_triangular(L) if inverted else L
-        inverse = R.mT @ R if inverted else R
-        smallest = smallest_eigenvalue(lambda v: v @ inverse if inverted else torch.cholesky_solve(v.mT, L).mT, L[0])
+        smallest = smallest_eigenvalue(lambda v: (v @ R.mT) @ R if inverted else torch.cholesky_solve(v.mT, L).mT, L[0])
         # A matrix summed in float32 may have eigenvalues below those that the penalty grants it.
         bound = min(floor + n * rung, smallest) if floor >= 0 else 0.0
         return DenseFactor(R.to(dtype), None, rung, smallest, bound, inverted)

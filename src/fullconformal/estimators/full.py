@@ -404,7 +404,8 @@ class FullConformalClassifier(FullOptions):
             )  # fmt: skip
 
     def _prepare_inputs(self, X: Any) -> Any:
-        check_is_fitted(self)
+        if not hasattr(self, "_engine"):  # which is sooner asked than scikit-learn's tags
+            check_is_fitted(self)
         X = self._checked(X, reset=False)
         X = X if self._transformer is None else transform(self._transformer, X)
         if tuple(X.shape[1:]) != self._input_shape:

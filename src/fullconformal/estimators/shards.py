@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import effective_n_jobs
 from torch import Tensor, nn
 
 from fullconformal.curvature import Curvature, Factor
@@ -55,7 +56,7 @@ class Work:
     @property
     def shared(self) -> bool:
         """Whether there is more than this process to do it, or a folder to keep it in."""
-        return self.checkpoint is not None or cluster() is not None or workers(self.n_jobs, self.parts()) > 1
+        return self.checkpoint is not None or cluster() is not None or effective_n_jobs(self.n_jobs) > 1
 
 
 # What travels ---------------------------------------------------------------------------------------------------------
