@@ -7,8 +7,9 @@ from torch.utils.data import TensorDataset
 
 from fullconformal import FullConformalClassifier
 from fullconformal.models import mlp
-from fullconformal.scores import last_layer
-from fullconformal.scores.last_layer import Passing, has_kernels, last_layer_counts
+from fullconformal.scores import layer_counts
+from fullconformal.scores.last_layer import Passing
+from fullconformal.scores.layer_counts import has_kernels, last_layer_counts
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -66,7 +67,7 @@ def test_counts_are_those_of_plain_pytorch(monkeypatch, half, q):
     bag, phi, logits = bags(5000, 200, 40, 30, "cuda", half)
     assert has_kernels(bag.Q)
     fused = [last_layer_counts(bag, phi, logits, q, prune=prune) for prune in (True, False)]
-    monkeypatch.setattr(last_layer, "has_kernels", lambda like: False)
+    monkeypatch.setattr(layer_counts, "has_kernels", lambda like: False)
     plain = last_layer_counts(bag, phi, logits, q)
     on_cpu = last_layer_counts(*bags(5000, 200, 40, 30, "cpu", half)[:1], phi.cpu(), logits.cpu(), q)
     assert np.array_equal(fused[0].greater, fused[1].greater) and np.array_equal(fused[0].equal, fused[1].equal)

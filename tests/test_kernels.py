@@ -5,8 +5,9 @@ import pytest
 import torch
 from interpreter import interpret
 
-from fullconformal.scores import kernels, last_layer
-from fullconformal.scores.last_layer import Passing, last_layer_counts
+from fullconformal.scores import kernels, layer_counts
+from fullconformal.scores.last_layer import Passing
+from fullconformal.scores.layer_counts import last_layer_counts
 
 
 def quarters(*shape, seed, top=8):
@@ -47,7 +48,7 @@ def test_the_whole_path_through_the_kernels(monkeypatch, q):
     bag = passing.finish(W.double(), torch.full((6,), 0.01).double(), 0.0, 1.0, False)
     plain = last_layer_counts(bag, phi[310:], logits[310:], q)
     interpret(monkeypatch, kernels)
-    monkeypatch.setattr(last_layer, "has_kernels", lambda like: True)
+    monkeypatch.setattr(layer_counts, "has_kernels", lambda like: True)
     fused = last_layer_counts(bag, phi[310:], logits[310:], q)
     assert np.array_equal(fused.greater, plain.greater)
     assert np.array_equal(fused.equal, plain.equal)

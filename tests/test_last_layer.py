@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from fullconformal.curvature.base import CurvatureError
-from fullconformal.scores import last_layer
-from fullconformal.scores.last_layer import Passing, kronecker_factors, last_layer_counts
+from fullconformal.scores import layer_counts
+from fullconformal.scores.last_layer import Passing, kronecker_factors
+from fullconformal.scores.layer_counts import last_layer_counts
 
 SCHEMES = [0.0, 0.5, 1.0]
 PENALTIES = {"none": (0.0, 0.0), "all": (0.05, 0.05), "bias free": (0.05, 0.0), "bias only": (0.0, 0.1)}
@@ -116,7 +117,7 @@ def test_what_is_added_to_the_factors_multiplies_to_the_penalty():
 @pytest.mark.parametrize("q", SCHEMES)
 @pytest.mark.parametrize("sorted_for", [0.0, 1.0])
 def test_pruning_changes_nothing_whatever_the_points_are_sorted_for(monkeypatch, q, sorted_for):
-    monkeypatch.setattr(last_layer, "CHUNK", 128)
+    monkeypatch.setattr(layer_counts, "CHUNK", 128)
     W, phi, logits, y, phi_x, logits_x = draw(1000, m=40, d=6, n_classes=7)
     bag = bag_of(W, phi, logits, y, q=sorted_for, dtype=torch.float32)
     w = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()

@@ -22,7 +22,7 @@ from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.convex import precision
-from fullconformal.estimators import engines
+from fullconformal.estimators import refits
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
@@ -391,7 +391,7 @@ def test_recalibrated_p_values_are_the_same_in_any_batch(curvature):
 def test_refits_know_the_precision_of_a_network(dtype, monkeypatch):
     X, y, Xt, _ = data(2, n=8, m=1)
     asked = {}
-    monkeypatch.setattr(engines, "refit_counts", lambda *_, **options: asked.update(options) or (np.ones((1, 2)),) * 2)
+    monkeypatch.setattr(refits, "refit_counts", lambda *_, **options: asked.update(options) or (np.ones((1, 2)),) * 2)
     FullConformalClassifier(mlp(4, (2,), 2), method="exact", max_epochs=1, dtype=dtype).fit(X, y).predict_p(Xt)
     assert asked["eps"] == np.finfo(dtype).eps
 

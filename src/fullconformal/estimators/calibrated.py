@@ -18,7 +18,6 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.estimators.base import ConformalClassifier, ConformalWarning, first_rows, progress_bar
 from fullconformal.estimators.checks import check_number, check_option, check_whole, encode_labels
-from fullconformal.estimators.engines import FitScore, LogProba
 from fullconformal.estimators.fitting import (
     Settings,
     check_estimator_kind,
@@ -27,6 +26,7 @@ from fullconformal.estimators.fitting import (
     split_pipeline,
     transform,
 )
+from fullconformal.estimators.refits import FitScore, LogProba
 from fullconformal.models.adapters import is_skorch
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
 from fullconformal.sets import check_levels, members

@@ -50,3 +50,18 @@ def check_whole(name: str, value: Any, low: int, what: str) -> None:
     """Raise unless value is a whole number ≥ low."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
         raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
+def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
+    """Checked weights of the n training points (or None) and of the m candidates, (m, 1)."""
+    if weights is None:
+        return None, 1.0
+    if not isinstance(weights, tuple) or len(weights) != 2:
+        raise ValueError("weights must be a pair (weights of the training points, weights of the test points).")
+    checked = [np.asarray(part, dtype=np.float64) for part in weights]
+    for part, size, name in zip(checked, (n, m), ("training", "test"), strict=True):
+        if part.shape != (size,) or not np.isfinite(part).all() or (part < 0).any() or not part.any():
+            raise ValueError(
+                f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
+            )
+    return checked[0], checked[1][:, None]

@@ -9,38 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
-from torch import nn
+from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar
-from fullconformal.estimators.checks import check_number, encode_labels
-from fullconformal.estimators.curvatures import LAYERS, held_parameters, hold_fixed, trainable
-from fullconformal.estimators.engines import (
-    Engine,
-    Exact,
-    FitScore,
-    Influence,
-    Neighbors,
-    Query,
-    Refit,
-    Symmetric,
-    settings_of,
-)
-from fullconformal.estimators.fitting import (
-    Settings,
-    fit_problem,
-    fit_transformer,
-    split_pipeline,
-    transform,
-)
-from fullconformal.estimators.large import check_stream, fitted_engine, prefit_engine
-from fullconformal.estimators.options import DTYPES, NEIGHBORS, SCHEMES, FullOptions
-from fullconformal.estimators.shards import Fit, Work, say_nothing
-from fullconformal.estimators.streams import Stream, is_mapped, is_stream
-from fullconformal.scores.refits import TIED
+from fullconformal.estimators.checks import check_number, check_weights, encode_labels
+from fullconformal.estimators.convex import Symmetric
+from fullconformal.estimators.engines import Query
+from fullconformal.estimators.fitting import Settings, fit_transformer, split_pipeline, transform
+from fullconformal.estimators.large import check_stream, prefit_engine
+from fullconformal.estimators.making import make_engine
+from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions
+from fullconformal.estimators.recalibration import check_fresh, recalibrated, refined
+from fullconformal.estimators.streams import Stream, is_stream
 
 
 class FullConformalClassifier(FullOptions):
@@ -176,7 +159,7 @@ class FullConformalClassifier(FullOptions):
             )
             self._labels = index
             self._recalibration: tuple[Any, Any, Any] | None = None
-            self._engine = self._make_engine(final, X, index, settings, memory)
+            self._engine = make_engine(self, self.method_, self.classes_, final, X, index, settings, memory)
         return self._tell()
 
     def _fit_stream(self, X: Any) -> None:
@@ -196,50 +179,6 @@ class FullConformalClassifier(FullOptions):
         if any(told):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
         return self
-
-    def _make_engine(self, final: Any, X: Any, y: Any, settings: Settings, memory: int) -> Engine:
-        n_classes = len(self.classes_)
-        if self.method_ == "exact" and isinstance(final, NEIGHBORS):
-            return Neighbors(final, X, y, n_classes, memory)
-        if self.method_ == "exact" and not self._is_convex(final):
-            fit_score = FitScore(final, replace(settings, progress=None), n_classes)
-            return Refit(fit_score, X, y, self.n_jobs, self.checkpoint, print if self.verbose else None)
-        streams = self.curvature == "last_layer_kron" or (self.curvature == "last_layer" and is_mapped(X))
-        if streams and self.prefit and self.head is None and isinstance(final, nn.Module):
-            return prefit_engine(self, Stream(X, y), settings.progress, n_classes)
-        fit = self._open_fit(final, X, y, settings)
-        problem = (fit.problem if fit else fit_problem)(final, X, y, self.classes_, settings)
-        if self.method_ != "influence":
-            return (Symmetric if self.method_ == "symmetric" else Exact)(problem, memory)
-        if self.curvature == "last_layer_kron":
-            return fitted_engine(self, problem)
-        choice = self._choice(problem, memory)
-        keep = trainable(problem, choice.name)
-        held = held_parameters(problem, keep) if choice.name in LAYERS else ""
-        foretold = tuple(map(str, choice.estimates))
-        if self.verbose:
-            print(f"curvature {choice.name}, of what was considered: {'; '.join(foretold)}")
-        name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
-        return Influence(hold_fixed(problem, keep), choice.curvature, name, memory, self.prune, held, foretold, fit)
-
-    @property
-    def _resumes(self) -> bool:
-        return self.method == "exact" or self.checkpoint is not None
-
-    def _work(self) -> Work:
-        """Who does the work of influence."""
-        return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
-
-    def _open_fit(self, final: Any, X: Any, y: Any, settings: Settings) -> Fit | None:
-        """The parts of a fit that is shared out, or None."""
-        if self.method_ != "influence" or self.curvature == "last_layer_kron" or not self._work().shared:
-            return None
-        if self.prefit and not isinstance(final, nn.Module):  # whose parameters do not tell what it has learned
-            final = fit_problem(final, X, y, self.classes_, settings).model
-        key = (settings_of(final), settings.l2, settings.prefit, settings.max_epochs, settings.seed, settings.head)
-        return Fit.open(
-            self._work(), X, y, repr((*key, str(settings.dtype), self.curvature, self.damping, self.memory_budget))
-        )
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -267,7 +206,7 @@ class FullConformalClassifier(FullOptions):
         """
         X = self._prepare_inputs(X)
         self._check_scores()
-        train, own = self._check_weights(weights, len(X))
+        train, own = check_weights(weights, len(self._labels), len(X))
         y = self._labels
         compared: Any = {"class_conditional": self.class_conditional, "weights": train}
         weight = None if self._engine.separable else pvalues.comparison_weight(y, len(self.classes_), **compared)
@@ -310,25 +249,16 @@ class FullConformalClassifier(FullOptions):
             Their labels.
         """
         check_is_fitted(self)
-        y = column_or_1d(y)
-        unseen = sorted(set(y.tolist()) - set(self.classes_.tolist()))
-        if unseen:
-            raise ValueError(
-                f"y holds labels unseen in training: {unseen[:5]}; the classes are {self.classes_.tolist()}."
-            )
-        if _num_samples(X) != len(y):
-            raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
+        index = check_fresh(X, y, self.classes_)
         self._recalibration = None
         p = self.predict_p(X)
-        index = np.searchsorted(self.classes_, y)
         fresh = self._refined(self._prepare_inputs(X), p)[np.arange(len(p)), index]
         self._recalibration = (self._settings(), fresh, index)
         return self
 
     def _refined(self, X: Any, p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """p-values (m, C) plus less than their spacing, which orders equal ones by the model's loss."""
-        out: npt.NDArray[np.float64] = p + 0.999 / (len(self._labels) + 1) / (1 - self._engine.log_proba(X))
-        return out
+        return refined(p, self._engine.log_proba(X), len(self._labels))
 
     def _settings(self) -> tuple[Any, ...]:
         """What the meaning of a recalibrated p-value rests on."""
@@ -341,14 +271,9 @@ class FullConformalClassifier(FullOptions):
             raise ValueError(
                 "p-values were recalibrated with other options; call recalibrate again (weights: not at all)."
             )
-        weight = pvalues.comparison_weight(labels, len(self.classes_), class_conditional=self.class_conditional)
-        total = len(labels) if weight is None else weight.sum(axis=0)
-        # Small p-values are the nonconforming ones, so the score is −p.
-        compared = None if weight is None else weight[:, None, :]
-        # A relative error e of the loss ℓ moves 1/(1 + ℓ), and with it what refines p, by no more than e/4.
-        tie = TIED * self._engine.precision(X) / (4 * len(self._labels) + 4) + 4 * np.finfo(np.float64).eps
-        greater, equal = pvalues.count(-fresh[:, None, None], -self._refined(X, p), tie, compared)
-        return pvalues.p_values(greater, equal, total, uniform=uniform)
+        precision = self._engine.precision(X) / (len(self._labels) + 1)
+        found, conditional = self._refined(X, p), self.class_conditional
+        return recalibrated(found, fresh, labels, conditional, precision, uniform)
 
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""
@@ -411,21 +336,6 @@ class FullConformalClassifier(FullOptions):
         if tuple(X.shape[1:]) != self._input_shape:
             raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
         return X
-
-    def _check_weights(self, weights: Any, m: int) -> tuple[Any, Any]:
-        """Checked weights of the training points (or None) and of the m candidates, (m, 1)."""
-        if weights is None:
-            return None, 1.0
-        sizes = len(self._labels), m
-        if not isinstance(weights, tuple) or len(weights) != 2:
-            raise ValueError("weights must be a pair (weights of the training points, weights of the test points).")
-        checked = [np.asarray(part, dtype=np.float64) for part in weights]
-        for part, size, name in zip(checked, sizes, ("training", "test"), strict=True):
-            if part.shape != (size,) or not np.isfinite(part).all() or (part < 0).any() or not part.any():
-                raise ValueError(
-                    f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
-                )
-        return checked[0], checked[1][:, None]
 
 
 def _sentence(text: str) -> str:

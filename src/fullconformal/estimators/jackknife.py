@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from fullconformal import pvalues
 from fullconformal.convex import at_points, leave_one_out
 from fullconformal.estimators.calibrated import FloatArray
+from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.cross import PlusRule, PooledClassifier
-from fullconformal.estimators.engines import Symmetric
 from fullconformal.estimators.fitting import fit_problem
 from fullconformal.models.adapters import check_objective, is_logistic
 

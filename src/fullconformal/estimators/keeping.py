@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from fullconformal.convex import LinearBag
 from fullconformal.curvature import CG, Factor
 from fullconformal.estimators.calibrated import Calibrated, Piped
-from fullconformal.estimators.engines import Differentiable, Exact, Influence, LogProba, Neighbors, Refit, Symmetric
+from fullconformal.estimators.convex import Exact, Symmetric
+from fullconformal.estimators.engines import Differentiable, Influence
 from fullconformal.estimators.heads import Head
 from fullconformal.estimators.jackknife import LeaveOneOut
 from fullconformal.estimators.large import LastLayer, OnFeatures
+from fullconformal.estimators.refits import LogProba, Neighbors, Refit
 from fullconformal.models.backbone import Backbone
 from fullconformal.problem import Problem
 from fullconformal.scores.base import prepare

@@ -23,7 +23,8 @@ from fullconformal.estimators.streams import Stream
 from fullconformal.models.fitting import NotFinite
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress
-from fullconformal.scores.last_layer import PASS, Passing, last_layer_counts
+from fullconformal.scores.last_layer import PASS, Passing
+from fullconformal.scores.layer_counts import last_layer_counts
 
 
 class LastLayer(Engine):

@@ -18,6 +18,7 @@ from fullconformal.estimators.checks import check_number, check_option
 from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
 from fullconformal.estimators.engines import APPROXIMATIONS
 from fullconformal.estimators.fitting import L2_NETWORK, check_estimator_kind, check_outputs, split_pipeline, to_tensor
+from fullconformal.estimators.shards import Work, say_nothing
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.problem import Problem
@@ -148,6 +149,14 @@ class FullOptions(ConformalClassifier):
             name: kind(self.damping) for name, kind in CURVATURES.items() if name not in ("hessian", "last_layer_kron")
         }
         return check(self.curvature, CURVATURES[self.curvature](self.damping), others, problem, memory, device)
+
+    @property
+    def _resumes(self) -> bool:
+        return self.method == "exact" or self.checkpoint is not None
+
+    def _work(self) -> Work:
+        """Who does the work of influence."""
+        return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
 
     def _is_convex(self, final: Any) -> bool:
         return final is None or is_logistic(final) or self.head is not None

@@ -12,138 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.nn.functional import softplus, unfold
 
-ELEMENTWISE = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid,
-)  # fmt: skip
-INERT_IN_EVAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-NOTHING = nn.Sequential()  # after a layer without an activation
+from fullconformal.problem.chain import Trace, activate, read_model, with_one
+from fullconformal.problem.convolutions import convolution_rows, full_precision, plain_convolutions
+from fullconformal.problem.loss import losses, residuals
+from fullconformal.problem.rows import Rows, join
+
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
-
-
-class Rows(NamedTuple):
-    """Rows left ⊗ right of one parameter block: left (k, o) or (k, C, o), right (k, i), or None where i = 1 and right = 1."""
-
-    left: Tensor
-    right: Tensor | None
-
-
-def select(rows: Sequence[Rows], index: Tensor | slice) -> list[Rows]:
-    """The rows at the given positions."""
-    return [Rows(left[index], None if right is None else right[index]) for left, right in rows]
-
-
-def join(parts: list[list[Rows]]) -> list[Rows]:
-    """Rows of consecutive points put together."""
-    if len(parts) == 1:
-        return parts[0]
-    return [
-        Rows(
-            torch.cat([r.left for r in block]), None if block[0].right is None else torch.cat([r.right for r in block])
-        )
-        for block in zip(*parts, strict=True)
-    ]
-
-
-def flat(rows: Sequence[Rows]) -> Tensor:
-    """Rows written out: (k, p), or (k, C, p) from Jacobians."""
-    blocks = []
-    for left, right in rows:
-        if right is None:
-            blocks.append(left)
-        elif left.ndim == 2:
-            blocks.append((left[:, :, None] * right[:, None, :]).flatten(1))
-        else:
-            blocks.append((left[..., None] * right[:, None, None, :]).flatten(2))
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-1)
-
-
-def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
-    """Gradient rows Jᵀr (k, o) from Jacobian rows and residuals r (k, C)."""
-    return [Rows((r[:, None, :] @ left)[:, 0], right) for left, right in rows]
-
-
-def squared_norms(rows: Sequence[Rows]) -> Tensor:
-    """Squared length of each row: (k,) of gradients, (k, C) of Jacobians."""
-    total = torch.zeros((), dtype=rows[0].left.dtype, device=rows[0].left.device)
-    for left, right in rows:
-        own = (left**2).sum(-1)
-        total = total + (own if right is None else own * (right**2).sum(-1).view(-1, *[1] * (own.ndim - 1)))
-    return total
-
-
-def softmax(logits: Tensor) -> Tensor:
-    """π (k, C). For few labels the CPU is five times faster along columns: a register then holds several points."""
-    if logits.is_cuda or logits.shape[-1] > 64:
-        return torch.softmax(logits, dim=-1)
-    return torch.softmax(logits.mT, dim=-2).mT
-
-
-def residuals(logits: Tensor, y: Tensor) -> Tensor:
-    """r = softmax(f) − e_y, (k, C); −Σ of the others at y, since π_y − 1 would cancel where the model is sure."""
-    if logits.shape[1] == 2:
-        sign = (1 - 2 * y).to(logits.dtype)
-        other = torch.sigmoid((logits[:, 1] - logits[:, 0]) * sign).mul_(sign)
-        return torch.stack([-other, other], 1)
-    r = softmax(logits).scatter(-1, y[:, None], 0.0)
-    return r.scatter(-1, y[:, None], -r.sum(-1, keepdim=True))
-
-
-def softmax_curvature(logits: Tensor) -> Tensor:
-    """S = diag(π) − ππᵀ, (..., C, C)."""
-    pi = softmax(logits)
-    return torch.diag_embed(pi) - pi[..., :, None] * pi[..., None, :]
-
-
-def other_odds(logits: Tensor, y: Tensor) -> Tensor:
-    """log Σ of the other labels' odds against y, (k,). Of two labels there is one other: a fifth of the time."""
-    if logits.shape[1] == 2:
-        return (logits[:, 1] - logits[:, 0]) * (1 - 2 * y)
-    return torch.logsumexp(logits.scatter(-1, y[:, None], -torch.inf), -1) - logits.gather(-1, y[:, None])[:, 0]
-
-
-def losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy (k,) of logits (k, C) at labels y (k,): log(1 + Σ of the other odds), to full relative precision."""
-    return softplus(other_odds(logits, y), threshold=50)  # above which 1 is lost in any case
-
-
-def candidate_losses(logits: Tensor) -> Tensor:
-    """Cross-entropy (..., C) at every label, to full relative precision.
-
-    At the likeliest label it is log(1 + Σ of the other odds), as small as e^−gap, where logsumexp(f) − f_y is rounding error. Sure points
-    would tie by the thousand: they were most of the products that pruning had to form.
-    """
-    if logits.shape[-1] == 2:
-        return softplus(logits.flip(-1) - logits, threshold=50)
-    top = logits.argmax(-1, keepdim=True)
-    odds = torch.logsumexp(logits.scatter(-1, top, -torch.inf), -1, keepdim=True) - logits.gather(-1, top)
-    return (torch.logsumexp(logits, -1, keepdim=True) - logits).scatter(-1, top, softplus(odds))
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer and the elementwise function after it."""
-
-    linear: nn.Linear
-    activation: nn.Sequential
-
-    @property
-    def trainable(self) -> bool:
-        return self.linear.weight.requires_grad
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.linear.parameters())
 
 
 class Block(NamedTuple):
@@ -157,43 +39,6 @@ class Block(NamedTuple):
     @property
     def stop(self) -> int:
         return self.start + self.o * self.i
-
-
-class Trace(NamedTuple):
-    """One pass through the tail: inputs a (1 appended where there is a bias), slopes φ′ and φ″ after each layer, logits."""
-
-    inputs: list[Tensor]
-    slopes: list[Tensor]
-    bends: list[Tensor | None]
-    logits: Tensor
-
-
-def read_model(model: nn.Module, x: Tensor) -> tuple[nn.Module, list[Dense]]:
-    """Split a model into prefix and dense tail; the tail is empty where the end of the model is not a chain of dense layers."""
-    steps = _steps(model)
-    start, tail, after = len(steps), list[Dense](), list[nn.Module]()
-    for k in range(len(steps) - 1, -1, -1):
-        step = steps[k]
-        if isinstance(step, nn.Linear) and len({q.requires_grad for q in step.parameters()}) == 1:
-            tail.insert(0, Dense(step, nn.Sequential(*after) if after else NOTHING))
-            start, after = k, []
-        elif isinstance(step, ELEMENTWISE):
-            after.insert(0, step)
-        elif not isinstance(step, (nn.Identity, *INERT_IN_EVAL)) or (isinstance(step, INERT_IN_EVAL) and step.training):
-            break
-    prefix = nn.Sequential(*steps[:start])
-    ids = [id(q) for part in (prefix, *(layer.linear for layer in tail)) for q in part.parameters()]
-    if not tail or len(tail[-1].activation) or len(set(ids)) < len(ids):
-        return model, []
-    with torch.no_grad():
-        return (prefix, tail) if (prefix(x[:1]) if start else x).ndim == 2 else (model, [])
-
-
-def _steps(module: nn.Module) -> list[nn.Module]:
-    """A nested nn.Sequential as one list; anything else is one step."""
-    if type(module) is nn.Sequential:
-        return [step for child in module for step in _steps(child)]
-    return [module]
 
 
 class Problem:
@@ -421,7 +266,7 @@ class Problem:
     def design(self) -> Tensor:
         """Inputs (n, i) of the first layer of the tail, a 1 for its bias included."""
         with torch.no_grad(), full_precision():
-            return _with_one(self.tail[0], self.prefix(self.X))
+            return with_one(self.tail[0], self.prefix(self.X))
 
     def _keeps(self, X: Tensor) -> bool:
         """Whether what X gives is kept: the small bag of a linear problem, whose parameters count their changes."""
@@ -434,8 +279,8 @@ class Problem:
         inputs, slopes, bends = list(known), list[Tensor](), list[Tensor | None]()
         for k, layer in enumerate(self.tail):
             if k >= len(known):
-                inputs.append(_with_one(layer, a))
-            a, slope, bend = _activate(layer, layer.linear(a), second)
+                inputs.append(with_one(layer, a))
+            a, slope, bend = activate(layer, layer.linear(a), second)
             slopes.append(slope)
             bends.append(bend)
         return Trace(inputs, slopes, bends, a)
@@ -443,7 +288,7 @@ class Problem:
     def prefix_rows(self, X: Tensor, weights: Tensor) -> Tensor:
         """Σ_c weights[·, r, c] ∂f_c/∂(prefix parameters), (k, R, width), written out, from weights (k, R, C)."""
         if self.convolutions:
-            return self._convolution_rows(X, weights)
+            return convolution_rows(self.prefix, self.convolutions, self.tail, X, weights)
         chosen = {n: self.params[n] for n in self.prefix_names}
         rest = {n: q for n, q in self.params.items() if n not in chosen}
 
@@ -455,72 +300,3 @@ class Problem:
         with full_precision():
             parts = vmap(rows)(X, weights)
         return torch.cat([parts[n].flatten(2) for n in self.prefix_names], dim=2)
-
-    def _convolution_rows(self, X: Tensor, weights: Tensor) -> Tensor:
-        """`prefix_rows` of plain convolutions: R passes back for all points together, then patches times derivatives, as one product."""
-        a, inputs, outputs = X, [], []
-        with torch.enable_grad(), full_precision():
-            for step in self.prefix.children():
-                if step in self.convolutions:
-                    inputs.append(a.detach())
-                    a = step(a).requires_grad_()
-                    outputs.append(a)
-                    a = a.clone()  # the next step may work in place
-                else:
-                    a = step(a)
-            for layer in self.tail:
-                a = layer.activation(layer.linear(a))
-            rows = [torch.autograd.grad(a, outputs, w, retain_graph=True) for w in weights.unbind(1)]
-        parts = []
-        for conv, a, delta in zip(self.convolutions, inputs, zip(*rows, strict=True), strict=True):
-            D = torch.stack(delta, 1).flatten(3)  # (k, R, o, positions)
-            assert not isinstance(conv.padding, str)
-            patches = unfold(a, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
-            parts.append((D.flatten(1, 2) @ patches.mT).view(*D.shape[:2], -1))
-            if conv.bias is not None:
-                parts.append(D.sum(-1))
-        return torch.cat(parts, dim=2)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, products.allow_tf32
-    cudnn.allow_tf32 = products.allow_tf32 = False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, products.allow_tf32 = before
-
-
-def plain_convolutions(prefix: nn.Module, names: Sequence[str]) -> list[nn.Conv2d]:
-    """The convolutions of a prefix, in order, where they hold all its trainable parameters and each is an unfolded product; else none."""
-    steps = list(prefix) if isinstance(prefix, nn.Sequential) else []
-    found = [s for s in steps if isinstance(s, nn.Conv2d) and any(q.requires_grad for q in s.parameters())]
-    plain = all(
-        type(s) is nn.Conv2d and s.groups == 1 and s.padding_mode == "zeros" and not isinstance(s.padding, str)
-        and all(q.requires_grad for q in s.parameters())
-        for s in found
-    )  # fmt: skip
-    ids = [id(q) for s in found for q in s.parameters()]
-    return found if plain and len(ids) == len(set(ids)) == len(names) else []
-
-
-def _with_one(layer: Dense, a: Tensor) -> Tensor:
-    """Inputs (k, i) of a layer as its block of parameters meets them: a 1 appended where there is a bias."""
-    return a if layer.linear.bias is None else torch.cat([a, a.new_ones(len(a), 1)], dim=1)
-
-
-def _activate(layer: Dense, z: Tensor, second: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """φ(z), φ′(z) and, where asked for, φ″(z)."""
-    if not len(layer.activation):
-        return z, torch.ones_like(z), None
-    with torch.enable_grad():
-        z = z.detach().requires_grad_()
-        a = layer.activation(z.clone())  # it may work in place
-        (slope,) = torch.autograd.grad(a.sum(), z, create_graph=second)
-        bend = None
-        if second and slope.requires_grad:
-            (bend,) = torch.autograd.grad(slope.sum(), z, allow_unused=True)
-    return a.detach(), slope.detach(), bend

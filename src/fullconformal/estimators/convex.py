@@ -1,0 +1,83 @@
+"""Engines of logistic regressions and of networks with a head, whose fit is convex: symmetric, and full CP itself."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fullconformal.convex import Change, LinearBag
+from fullconformal.estimators.base import ConformalWarning
+from fullconformal.estimators.engines import Differentiable, FloatArray, Query
+from fullconformal.problem import Problem
+from fullconformal.scores.exact import exact_counts
+from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
+
+FLOPS, PATIENCE = 5e9, 60.0  # what small Hessians reach a second (measured); seconds nobody is warned of
+
+
+class Symmetric(Differentiable):
+    """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid. Linear models."""
+
+    def __init__(self, problem: Problem, memory: int):
+        super().__init__(problem)
+        self.memory = memory
+        (block,) = problem.blocks
+        n_classes = problem.logits(problem.X[:1]).shape[1]
+        penalty, W = (v.view(block.o, block.i).double() for v in (problem.penalty, problem.theta))
+        start = W.T if block.o == 1 else (W[1:] - W[0]).T  # logits relative to the first class
+        self.bag = LinearBag(self.design(problem.X), problem.y, n_classes, penalty[0], start)
+        # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
+        problem.assign(self.bag.base.coefficients().reshape(-1).to(problem.X.dtype))
+
+    def design(self, X: Tensor) -> Tensor:
+        """Inputs (k, d) of the linear layer, the intercept's one included, float64."""
+        return self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        self.foretell(len(X))
+        out = symmetric_counts(
+            self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory
+        )
+        return out.greater, out.equal
+
+    def foretell(self, m: int) -> None:
+        """Warn where the Hessians of all candidates will take long."""
+        (n, d), K = self.bag.X.shape, self.bag.K
+        flops = 2.0 * n * (K * (K + 1) / 2) * d * (d + 1) + 2.0 * (d * K) ** 3
+        seconds = m * self.bag.n_classes * flops / FLOPS
+        if seconds > PATIENCE:
+            warnings.warn(
+                f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.bag.n_classes} classes, "
+                f"{d * K} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",
+                ConformalWarning,
+                stacklevel=4,
+            )
+
+    def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
+        x = self.design(self.inputs(X)).repeat_interleave(self.bag.n_classes, 0)
+        labels = torch.arange(self.bag.n_classes, device=x.device).repeat(len(X))
+        out = symmetric_scores(self.bag, Change(x.T.contiguous(), labels), query.q)
+        alpha, tau = (softplus(margin) for margin in (out.alpha, out.tau))  # margins are log(e^α − 1)
+        return alpha.T.view(len(X), self.bag.n_classes, -1).cpu().numpy(), tau.view(len(X), -1).cpu().numpy()
+
+    def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
+        out = symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
+        return out.lower, out.upper
+
+
+class Exact(Symmetric):
+    """Full CP itself, every score from its own fit, by the batched leave-one-out solver. Linear models."""
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        if query.q not in (0.0, 1.0):
+            raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
+        out = exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
+        return out.greater, out.equal
+
+    def scores(self, X: Any, query: Query) -> None:
+        return None
