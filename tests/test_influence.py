@@ -8,6 +8,7 @@ import torch
 from cases import CURVATURES, DENSE, MODELS, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live import Live
 from oracles import Oracle, algorithm_2, newton_scores
 
 from fullconformal import pvalues
@@ -131,6 +132,26 @@ def test_pruned_equals_unpruned(name, curvature, seed, q, weighted, conditional,
     assert pruned.touched <= 1
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_windows_keep_to_the_memory_where_later_objects_need_every_point(monkeypatch, weighted):
+    """The first objects have little influence; those that follow lie on the border between the labels, and far out."""
+    torch.manual_seed(0)
+    n, model = 20000, torch.nn.Sequential(torch.nn.Linear(3, 2)).double().eval()
+    X, Xt, u = torch.randn(n, 3).double(), torch.randn(128, 3).double(), model[0].weight.diff(dim=0)[0].detach()
+    y = model(X).argmax(1)
+    y[: n // 10] = 1 - y[: n // 10]
+    Xt[64:] = 1e5 * (Xt[64:] - (Xt[64:] @ u)[:, None] * u / (u @ u))
+    problem, weight = Problem(model, X, y, 1.0), torch.ones(n, 2).double() if weighted else None
+    memory = 8 * 4 * n * problem.p
+    training = prepare(problem, CURVATURES["ggn"]().factor(problem), memory, keep_solved=False)
+    monkeypatch.setattr(windows, "OBJECTS", 64)
+    with Live() as live:
+        ours = windows.windowed_counts(training, Xt, 1.0, weight)
+    dense = count_scores(direct, training, Xt, 1.0, weight)
+    assert ours.touched > 0.4 and live.peak < 0.75 * memory  # a quarter is what is kept
+    assert np.array_equal(dense.greater, ours.greater) and np.array_equal(dense.equal, ours.equal)
+
+
 @pytest.mark.parametrize("name", ["binary", "logistic", "mlp"])
 @given(
     seed=SEEDS, q=Q, weighted=st.booleans(), conditional=st.booleans(), on_itself=st.booleans(),
@@ -148,7 +169,7 @@ def test_windows_equal_unpruned(name, seed, q, weighted, conditional, on_itself,
     weight = None if weight is None else torch.as_tensor(weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "DENSE", 0)  # however many pairs there are
-        patch.setattr(windows, "BUFFER", 100)
+        patch.setattr(windows, "BUFFER", (100, 100))
         ours, dense = windows.windowed_counts(training, X, q, weight), count_scores(direct, training, X, q, weight)
     assert ours is not None and 0 <= ours.touched <= 1
     assert np.array_equal(dense.greater, ours.greater)
@@ -325,6 +346,16 @@ def test_a_training_point_as_candidate_ties_with_itself():
     for q in (0.0, 0.5, 1.0):
         equal = count_scores(direct, training, X, q).equal
         assert (equal[np.arange(10), y] == 1).all()
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0])
+def test_ties_do_not_depend_on_what_is_kept(q):
+    """With hardly a penalty, weights that move all logits alike meet an inverse of thousands: they must not enter products."""
+    training, _, _ = prepared("logistic", 5, "ggn", keep=False, n=60, penalty=1e-4)
+    lean, X, y = replace(training, halved=None), training.problem.X, training.problem.y
+    kept, made = count_scores(direct, training, X, q), count_scores(direct, lean, X, q)
+    assert (made.equal[np.arange(60), y] == 1).all()
+    assert np.array_equal(made.greater, kept.greater) and np.array_equal(made.equal, kept.equal)
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])

@@ -6,6 +6,7 @@ import torch
 from cases import CURVATURES, MODELS, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live import Live
 
 from fullconformal.problem import Problem
 from fullconformal.scores import single
@@ -101,3 +102,18 @@ def test_it_is_for_kept_solves_in_double_precision_and_for_enough_work():
     assert not is_worth_it(written, 10**4)
     lean = prepare(training.problem, training.factor, 2**28, keep_solved=False)
     assert not is_worth_it(lean, 10**4)
+
+
+def test_copies_and_blocks_fit_what_kept_solves_leave_of_the_memory():
+    """Kept solves take half of it; gradients, copies in single precision and blocks must fit the other half."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30)).double().eval()
+    X = torch.randn(4000, 40).double()
+    problem = Problem(model, X, model(X).argmax(1), 1.0)
+    memory = 2 * 8 * problem.n * problem.p
+    training = prepare(problem, CURVATURES["ggn"]().factor(problem), memory, keep_solved=True)
+    assert training.solved is not None
+    gradients = sum(part.nbytes for rows in training.gradients for part in rows)
+    with Live() as live:
+        single_counts(direct, training, torch.randn(600, 40).double())
+    assert live.peak + gradients < memory / 2

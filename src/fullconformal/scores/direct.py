@@ -2,7 +2,7 @@
 
     α_i = ℓ_i + q·s_i − k_i        α_{n+1} = ℓ̂ − (1−q)·ŝ        k_i(y) = g_iᵀ𝓗⁻¹ĝ_y,  ĝ_y = Jᵀ(π − e_y)
 
-All labels share one Jacobian: 𝓗⁻¹ meets its C rows, or the training gradients, never a pair.
+𝓗⁻¹ meets the candidates' gradients, C an object, or those of the training points, never a pair.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
         solved = half_solved(factor, ghat)
         tau = tau - (1 - q) * (solved**2).sum(-1)
     elif q < 1 or training.solved is None:
-        # Solved for the C rows of J, of which the candidates' gradients are differences.
-        written = flat(J)
+        written = flat(
+            ghat
+        )  # not the rows of J, which lie along directions of no curvature as well: their differences would cancel
         solved = factor.solve(written.flatten(0, 1)).view_as(written)
-        E = torch.softmax(logits, -1)[:, None, :] - torch.eye(n_classes, dtype=X.dtype, device=X.device)  # π − e_y
-        tau = tau - (1 - q) * torch.einsum("myc,mcd,myd->my", E, written @ solved.mT, E)
-        solved = E @ solved
+        tau = tau - (1 - q) * (written * solved).sum(-1)
     b = training.loss + q * training.self_influence
 
     def alpha(block: slice) -> Tensor:

@@ -55,8 +55,7 @@ class _Points:
         self.u, self.v = self.own * self.b.abs() + self.slack, self.product * self.length
         self.step = -(-n // -(-n // POINTS))
         self.blocks = [slice(at, min(at + self.step, n)) for at in range(0, n, self.step)]
-        U = [part.float()[:, self.order] for part in self.solved]
-        self.U = [[part[:, at].reshape(-1, part.shape[2]) for part in U] for at in self.blocks]
+        self.U = [[U[:, self.order[at]].float().flatten(0, 1) for U in self.solved] for at in self.blocks]
         self.b32 = [self.b[at].float() for at in self.blocks]
         self.low, self.high = (torch.stack([self.b[at][end] for at in self.blocks]) for end in (0, -1))
         self.most_u, self.most_length = (
@@ -82,7 +81,7 @@ def single_counts(direct: Scorer, training: Training, X: Tensor, progress: Progr
     problem, points, formed, done = training.problem, _Points(training), 0, 0
     counts = torch.empty(2, len(X), problem.n_classes, dtype=torch.float64)
     # Objects of which the model is as sure cannot be told from the same points.
-    for at in candidate_losses(problem.logits(X)).amin(1).argsort().split(OBJECTS):
+    for at in candidate_losses(problem.logits(X)).amin(1).argsort().split(_objects(points)):
         logits, J = problem.jacobian(X[at])
         part, met = _count(points, candidate_gradients(J, logits), candidate_losses(logits))
         if part is None:
@@ -94,6 +93,17 @@ def single_counts(direct: Scorer, training: Training, X: Tensor, progress: Progr
             progress(done, len(X))
     greater, equal = counts.numpy()
     return Counts(greater, equal, formed / (problem.n * len(X)))
+
+
+def _objects(points: _Points) -> int:
+    """How many pass together: as many as a cache likes, or an eighth of the memory holds."""
+    problem = points.training.problem
+    widths = [b.o for b in problem.blocks]
+    met = 16 * points.step * max(problem.n_classes, *widths)  # products with a block of points, and which are near
+    each = met + problem.n_classes * (
+        32 * sum(widths) + 32 * len(points.blocks)
+    )  # gradients, and what is known of blocks
+    return max(1, min(OBJECTS, points.training.memory // 8 // each))
 
 
 def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> tuple[Tensor | None, int]:

@@ -19,7 +19,11 @@ from torch import Tensor
 from fullconformal.problem import candidate_losses
 from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, half_solved
 
-BUFFER = 2**17  # numbers of the rows that meet: fresh memory costs more than the products
+BUFFER = (
+    2**24,
+    2**17,
+)  # numbers of the rows that meet, on a GPU and on a CPU, where fresh memory costs more than the products
+PAIR = 128  # bytes that a pair takes besides
 DENSE = 16  # a pair by itself costs as much as so many in one product
 OBJECTS = 4096  # that pass together, at most
 
@@ -60,7 +64,8 @@ def windowed_counts(
     bag = training.sorted[q]
     assert isinstance(bag, Sorted)
     weight = None if weight is None else weight[bag.order]
-    step = training.memory // 16 // (n_classes * max(4 * n, 4 * problem.p * X.element_size()))
+    above = None if weight is None else _from_there_on(weight)
+    room, step = training.memory // 16 // PAIR, training.memory // 16 // (4 * n_classes * problem.p * X.element_size())
     counts, formed = torch.zeros(2, len(X), n_classes, dtype=torch.float64, device=X.device), 0
     for at in range(0, len(X), step := max(1, min(OBJECTS, step))):
         objects = slice(at, at + step)
@@ -72,7 +77,12 @@ def windowed_counts(
         pairs = int((high - low).sum())
         if not at and DENSE * pairs > n * len(tau):
             return None
-        counts[:, objects] = _count(bag, half, tau, low, high, weight, eps).view(2, -1, n_classes)
+        y = torch.arange(len(tau), device=X.device) % n_classes
+        total = torch.zeros(2, len(tau), dtype=torch.float64, device=X.device)
+        total[0] = n - high if above is None else above[high, y]
+        for some in _portions(high - low, room) if pairs > room else [slice(None)]:
+            _count(bag, half[some], tau[some], low[some], high[some], y[some], weight, eps, total[:, some])
+        counts[:, objects] = total.view(2, -1, n_classes)
         formed += pairs
         if progress is not None:
             progress(min(at + step, len(X)), len(X))
@@ -80,16 +90,22 @@ def windowed_counts(
     return Counts(greater, equal, formed / (n * n_classes * len(X)))
 
 
+def _from_there_on(weight: Tensor) -> Tensor:
+    """Weight (n + 1, C) of the points from each on, none at the end."""
+    return torch.cat([weight, torch.zeros_like(weight[:1])]).flip(0).cumsum(0).flip(0)
+
+
+def _portions(width: Tensor, most: int) -> list[slice]:
+    """Candidates with windows of some width (k,), cut so that they meet about as many points as asked for, or one candidate its own."""
+    stops = torch.unique_consecutive(width.cumsum(0) // max(1, most), return_counts=True)[1].cumsum(0).tolist()
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
 def _count(
-    bag: Sorted, half: Tensor, tau: Tensor, low: Tensor, high: Tensor, weight: Tensor | None, eps: float
-) -> Tensor:
-    """Weight (2, k) of the training points above and tied with candidates, by their windows; weights (n, C) in the order of b."""
-    y = None if weight is None else torch.arange(len(tau), device=tau.device) % weight.shape[1]
-    out = torch.zeros(2, len(tau), dtype=torch.float64, device=tau.device)
-    if weight is None:
-        out[0] = len(bag.b) - high
-    else:  # of the points from `high` on
-        out[0] = torch.cat([weight, torch.zeros_like(weight[:1])]).flip(0).cumsum(0).flip(0)[high, y]
+    bag: Sorted, half: Tensor, tau: Tensor, low: Tensor, high: Tensor, y: Tensor, weight: Tensor | None, eps: float,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Add the weight of the points in the windows above and tied with candidates to out (2, k); weights (n, C) in the order of b."""
     width = high - low
     c = torch.repeat_interleave(width)
     i = torch.arange(len(c), device=c.device).add_((low - (width.cumsum(0) - width)).index_select(0, c))
@@ -98,11 +114,10 @@ def _count(
     excess = (b - t).sub_(_products(half, bag.half, c, order))
     own = eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
-    w = None if weight is None or y is None else weight[i, y[c]]
+    w = None if weight is None else weight[i, y[c]]
     for total, counted in zip(out, (above, not_below & ~above), strict=True):
         if counted.any():
             total.index_add_(0, c, counted.double() if w is None else counted * w)
-    return out
 
 
 def _products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
@@ -110,9 +125,11 @@ def _products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
 
     On a CPU by NumPy, which is quicker to start, and through buffers that stay in the cache.
     """
+    out, most = left.new_empty(len(c)), max(1, BUFFER[left.device.type == "cpu"] // left.shape[1])
     if left.is_cuda:
-        return (left.index_select(0, c) * right.index_select(0, i)).sum(1)
-    out, most = left.new_empty(len(c)), max(1, BUFFER // left.shape[1])
+        for part, *at in zip(*(v.split(most) for v in (out, c, i)), strict=True):
+            torch.sum(left.index_select(0, at[0]) * right.index_select(0, at[1]), 1, out=part)
+        return out
     x, y = np.empty((2, min(most, len(c)), left.shape[1]), out.numpy().dtype)
     sides = (left.numpy(), c.numpy(), x), (right.numpy(), i.numpy(), y)
     for part in (slice(start, start + most) for start in range(0, len(c), most)):
