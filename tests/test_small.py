@@ -34,6 +34,18 @@ def test_binary_fits_reach_the_gradient_tolerance(seed, n, d, spread):
     assert (np.abs(g) <= 1e-10 * n + rounding).all()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_binary_fits_do_not_end_where_they_start_because_they_are_too_sure_there(seed):
+    """At a start with logits of hundreds no point has curvature left for a free intercept; the minimum is unique all the same."""
+    rng = np.random.default_rng(seed)
+    a, penalty = np.hstack([rng.normal(size=(30, 3)), np.ones((30, 1))]), np.array([1.0, 1.0, 1.0, 0.0])
+    target = np.arange(30) % 2.0
+    far = np.append(rng.normal(size=3), 2000.0)
+    from_zero, from_far = (fit_binary(a, target, penalty, start, 1e-10) for start in (np.zeros(4), far))
+    # Both gradients have four entries below 1e-10, and the smallest eigenvalue of the Hessian is above 1: 2·√4·1e-10.
+    np.testing.assert_allclose(from_far, from_zero, rtol=0, atol=1e-9)
+
+
 def test_hessians_are_summed_in_float32_until_told_otherwise():
     rng = np.random.default_rng(0)
     a, z, penalty = rng.normal(size=(100, 3)), rng.normal(size=100), np.array([1.0, 2.0, 0.0])

@@ -73,6 +73,8 @@ def fit_binary(
     shortened until it does. Stops early where none does: without a penalty, separable data have no minimum.
     """
     F, z, rounding = _Objective(a, target, penalty), a @ w, 8 * np.finfo(np.float64).eps
+    if w.any() and F.value(z, w) > len(z) * np.log(2):  # worse than nothing, and so sure that no curvature may be left
+        w, z = np.zeros_like(w), np.zeros_like(z)
     tanh, g, size = F.gradient(z, w)
     L, before = None, np.inf
     for _ in range(max_iter):
