@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fullconformal.convex.fits import Base
 
 EPS = torch.finfo(torch.float64).eps
+FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
 
 
 class NoMinimiser(ValueError):
@@ -98,8 +99,15 @@ class LinearBag:
         """Whether a bag without one of the classes has no minimiser."""
         return self.free[1]
 
-    def no_minimiser(self) -> NoMinimiser:
-        """The error that says why no fit was found: a minimiser there always is where all but the intercept is penalised."""
+    def no_minimiser(self, added: Tensor | None = None) -> NoMinimiser:
+        """The error that says why no fit with added points (d, B) was found: there is one where all but the intercept is penalised."""
+        if added is not None and bool((beyond := added.abs().amax(1) / self.largest.clamp(min=1.0) > FAR).any()):
+            j = int(beyond.int().argmax())
+            return NoMinimiser(
+                f"an object to be predicted lies too far from the training points for float64: feature {j} (counted from 0, as the "
+                f"model sees it) is {float(added[j].abs().max()):.3g}, in the training points at most {float(self.largest[j]):.3g}. "
+                "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
+            )
         if self.free[0]:
             return NoMinimiser(
                 "the logistic regression has no minimiser that can be found: without an l2 penalty there is none where features "

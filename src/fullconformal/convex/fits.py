@@ -19,6 +19,7 @@ from fullconformal.convex.bag import (
     EPS,
     Change,
     LinearBag,
+    NoMinimiser,
     at_points,
     gradient,
     logits,
@@ -118,6 +119,8 @@ def _newton(bag: LinearBag, change: Change | None, theta: Tensor, iterations: in
         R = range_of(dz).amax(0)
         if change is not None:
             R = torch.maximum(R, range_of(at_points(change.x, step)))
+        if not bool(torch.isfinite(R).all()):  # overflow, of which no length would make a step
+            raise bag.no_minimiser()
         theta = theta - _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1))) * step
         if not bool((R > 1e-7).any()):
             return theta
@@ -270,5 +273,8 @@ def _finish(bag: LinearBag, change: Change, columns: Tensor, fits: Fits) -> None
     for first in range(0, len(columns), width):
         at = columns[first : first + width]
         start = bag.base.theta[:, :, None].expand(d, K, len(at))
-        part, _, _ = _certified(bag, change[at], _newton(bag, change[at], start))
+        try:
+            part, _, _ = _certified(bag, change[at], _newton(bag, change[at], start))
+        except NoMinimiser as error:
+            raise bag.no_minimiser(change.x[:, at]) from error
         fits.theta[:, :, at], fits.error[at], fits.gradient[:, :, at] = part.theta, part.error, part.gradient
