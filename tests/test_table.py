@@ -56,6 +56,20 @@ def test_all_columns_that_are_neither_are_named_at_once():
         schema(frame)
 
 
+def test_commas_in_numbers_are_told():
+    commas = table(240)["size"].map(lambda size: f"{size:.6f}".replace(".", ","))
+    with pytest.raises(TableError, match="'size' holds numbers with commas in them"):
+        schema(table(240).assign(size=commas))
+    places = ["1,2", "1,3", "1,4", "1,5"] * 10  # of substituents: categories
+    assert "places" in schema(table().assign(places=places)).categories
+
+
+def test_other_encodings_are_told(tmp_path):
+    table().replace("red", "rosé").to_csv(tmp_path / "a.csv", index=False, encoding="latin1")
+    with pytest.raises(TableError, match=r"a.csv cannot be read as a table: it is not in UTF-8\. Save"):
+        read_table(tmp_path / "a.csv")
+
+
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_other_separators_are_told(tmp_path, mark):
     table().to_csv(tmp_path / "a.csv", sep=mark, index=False)

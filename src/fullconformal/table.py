@@ -45,6 +45,10 @@ def read_table(path: Path | str, words: Sequence[str] = ()) -> pd.DataFrame:
         raise
     except pd.errors.EmptyDataError as error:
         raise TableError(f"{path} is empty; the first line must name the columns.") from error
+    except UnicodeDecodeError as error:
+        raise TableError(
+            f"{path} cannot be read as a table: it is not in UTF-8. Save it as 'CSV UTF-8', or convert it (iconv -f latin1 -t utf-8)."
+        ) from error
     except Exception as error:  # many kinds: not text, quotes left open, no Parquet, no gzip
         raise TableError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
     frame.columns = [str(name) for name in frame.columns]
@@ -206,6 +210,8 @@ def no_categories(column: pd.Series) -> str:
         return "dates"
     distinct = as_words(column).nunique()
     many = distinct > FEW and distinct > len(column) / 2
+    if many and as_words(column).dropna().str.fullmatch(r"\s*[+-]?\d+,\d+\s*").all():
+        return "numbers with commas in them (write points instead)"
     return f"{distinct:,} different texts in {len(column):,} rows" if many else ""
 
 
