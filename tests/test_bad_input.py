@@ -1,15 +1,22 @@
 """Bad input gets an error that names the argument and what to do, before anything is trained."""
 
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from fullconformal import FullConformalClassifier, SplitConformalClassifier, metrics
+from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier, metrics
 from fullconformal.curvature import GGN, CurvatureError
+from fullconformal.diagnostics import Diagnostics
 from fullconformal.models import mlp
 from fullconformal.models.fitting import NotFinite
 
@@ -48,6 +55,8 @@ class Explodes(nn.Module):
         ({"prune": "yes"}, "prune='yes'"),
         ({"dtype": "float16"}, "dtype='float16'"),
         ({"device": "quantum"}, "device='quantum'"),
+        ({"prefit": "no"}, "prefit='no' is not allowed; give True or False"),
+        ({"class_conditional": "no"}, "class_conditional='no' is not allowed"),
         ({"prefit": True}, "prefit=True needs a fitted estimator"),
         ({"estimator": nn.ReLU()}, "no trainable parameters"),
         (
@@ -159,3 +168,117 @@ def test_labels_unseen_in_training_are_named_by_metrics():
 def test_split_checks_its_share():
     with pytest.raises(ValueError, match="calibration_size"):
         SplitConformalClassifier(calibration_size=1.0).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([None, *"ab" * 19, "c"], dtype=object),
+        np.array([np.nan, *"ab" * 19, "c"], dtype=object),
+        np.r_[np.nan, Y[1:]],
+        pd.Series([pd.NA, *"ab" * 19, "c"], dtype="string"),
+        pd.Series([None, *Y[1:]], dtype="Int64"),
+        np.array(["NaT", *["2020-01-01", "2021-01-01"] * 19, "2020-01-01"], dtype="datetime64[D]"),
+    ],
+)
+@pytest.mark.parametrize("estimator", [None, make_pipeline(StandardScaler(), LogisticRegression())])
+def test_missing_labels_are_counted_and_located(labels, estimator):
+    with pytest.raises(ValueError, match=r"y has no label at 1 of its 40 places, the first at 0 \(counted from 0\)"):
+        FullConformalClassifier(estimator).fit(X, labels)
+
+
+def test_bytes_are_no_labels():
+    with pytest.raises(ValueError, match=r"y holds bytes; give strings, for instance y.astype\(str\)"):
+        FullConformalClassifier().fit(X, np.array([b"a", b"b"])[Y % 2])
+
+
+@pytest.mark.parametrize("kind", [FullConformalClassifier, SplitConformalClassifier])
+def test_columns_of_words_are_named(kind):
+    table = pd.DataFrame(X, columns=list("abcd")).assign(metal=pd.Categorical(["Cu", "Zn"] * 20), note="text")
+    with pytest.raises(ValueError, match=r"X has columns that are no numbers: 'metal', 'note'\. .*OneHotEncoder"):
+        kind().fit(table, Y)
+
+
+def test_categories_that_are_numbers_are_numbers():
+    table = pd.DataFrame(X, columns=list("abcd"))
+    codes = pd.Series(np.arange(40) % 2)
+    p = [
+        FullConformalClassifier().fit(table.assign(e=column), Y).predict_p(table.assign(e=column)[:5])
+        for column in (codes, codes.astype("category"))
+    ]
+    assert np.array_equal(p[0], p[1])
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", np.longdouble])
+@pytest.mark.parametrize("estimator", [None, KNeighborsClassifier(3)])
+def test_numbers_as_other_machines_write_them(dtype, estimator):
+    clf = FullConformalClassifier(estimator).fit(X.astype("f4"), Y)
+    odd = FullConformalClassifier(estimator).fit(X.astype("f4").astype(dtype), Y)
+    assert np.array_equal(clf.predict_p(X[:5].astype("f4")), odd.predict_p(X[:5].astype("f4").astype(dtype)))
+
+
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+@pytest.mark.parametrize("value", [1e20, 1e200])
+def test_an_object_far_away_is_named_as_such(method, value):
+    clf = FullConformalClassifier(method=method).fit(X, Y)
+    far = X[:3].copy()
+    far[1, 2] = value
+    with pytest.raises(
+        ValueError, match=rf"object to be predicted lies too far.*feature 2 .* is {value:.3g}".replace("+", r"\+")
+    ):
+        clf.predict_p(far)
+
+
+@pytest.mark.parametrize("C", [None, "1", -1.0])
+@pytest.mark.parametrize("prefit", [False, True])
+def test_odd_options_of_logistic_regression_are_named(C, prefit):
+    model = LogisticRegression().fit(X, Y).set_params(C=C)
+    with pytest.raises(ValueError, match="The 'C' parameter of LogisticRegression must be"):
+        FullConformalClassifier(model, prefit=prefit).fit(X, Y)
+
+
+@pytest.mark.filterwarnings("ignore:'penalty' was deprecated")
+def test_an_elastic_net_without_l1_is_an_l2_penalty():
+    p = [
+        FullConformalClassifier(model).fit(X, Y).predict_p(X[:5])
+        for model in (LogisticRegression(), LogisticRegression(penalty="elasticnet", l1_ratio=0.0, solver="saga"))
+    ]
+    assert np.array_equal(p[0], p[1])
+
+
+def test_levels_out_of_reach_are_told():
+    clf = FullConformalClassifier().fit(X, Y)
+    with pytest.warns(ConformalWarning, match="needs more than the 40 training points there are.*1/41") as caught:
+        assert clf.predict_set(X, 0.99).all()
+    assert caught[0].filename == __file__
+    with pytest.warns(ConformalWarning, match="13 training points of class 1"):
+        clf.set_params(class_conditional=True).predict_set(X, 0.95)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf.predict_set(X, 0.9)
+        clf.predict_set(X, 0.99, smoothing=True)
+    with pytest.raises(NotFittedError):
+        FullConformalClassifier().predict_set(X, 0.9)
+
+
+def test_missing_values_reach_a_classifier_that_takes_them():
+    holes = X.copy()
+    holes[::7, 1] = np.nan
+    model = HistGradientBoostingClassifier(max_iter=2, min_samples_leaf=3)
+    clf = SplitConformalClassifier(model, random_state=0).fit(holes, Y)
+    assert clf.predict_p(holes[:8]).shape == (8, 3)
+    clf = FullConformalClassifier(model, method="exact", scheme="ordinary").fit(holes[:8], Y[:8])
+    assert clf.predict_p(holes[7:8]).shape == (1, 3)
+    with pytest.raises(ValueError, match="X contains NaN"):
+        SplitConformalClassifier(LogisticRegression()).fit(holes, Y)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "hessian", "Hessian"])
+def test_the_remedy_for_a_damped_curvature_is_another_one(curvature):
+    figures = {"gradient": 0.0, "newton_decrement": 0.0, "largest_influence": 1.0, "smallest_eigenvalue": 1e-9}
+    told = Diagnostics(
+        100, 5, curvature, damping=1e-9, damping_chosen=True, positive_definite=True, largest_leverage=0.1,
+        negative_scores=0, **figures,
+    ).warnings  # fmt: skip
+    assert "was damped by" in told[0]
+    assert ("use curvature='ggn'" in told[0]) == (curvature != "ggn")

@@ -257,6 +257,12 @@ def test_unexpected_errors_are_exit_code_one_and_a_traceback_can_be_had(people, 
 # Large tables, and interrupts ------------------------------------------------------------------------------------------
 
 
+def test_a_level_out_of_reach_is_noted(people, tmp_path):
+    words = ("predict", people / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "--confidence")
+    assert "needs more than the 300 training points" in ok(*words, 0.999).stderr
+    assert "needs more" not in ok(*words, 0.95).stderr
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A hundred thousand rows, and a thousand to predict."""

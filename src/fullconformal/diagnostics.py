@@ -69,9 +69,10 @@ class Diagnostics:
                 f"{self.damping:g}): influences have the wrong sign along some directions; use curvature='ggn' or damping=None"
             )
         if self.damping_chosen and self.damping > 0:
+            other = "use curvature='ggn', " if self.curvature.lower() == "hessian" else ""
             out.append(
-                f"the {self.curvature} is not positive definite and was damped by {self.damping:.2g}; use curvature='ggn', "
-                "raise l2, or give a damping of your own"
+                f"the {self.curvature} is not positive definite and was damped by {self.damping:.2g}; {other}raise l2 (of scikit-learn's "
+                "models: alpha, or lower C), or give a damping of your own"
             )
         if self.held:
             out.append(

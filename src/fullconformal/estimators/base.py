@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import _safe_indexing, check_random_state
-from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
+from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from fullconformal import sets
+from fullconformal.estimators.checks import check_columns, check_labels, native, takes_missing
 from fullconformal.estimators.fitting import split_pipeline
 
 Array = npt.NDArray[Any]
@@ -100,7 +102,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         levels = np.asarray(sets.check_levels(level))
         if as_labels and levels.ndim:
             raise ValueError("as_labels=True needs one confidence_level; call predict_set once for each level.")
-        if confidence_level is not None:
+        check_is_fitted(self)
+        if confidence_level is not None and not options.get("smoothing") and options.get("weights") is None:
             self._check_reachable(levels)
         p = self.predict_epsilon(X, **options)
         proba = None if allow_empty else self.predict_proba(X)
@@ -216,13 +219,20 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in (X, y))
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         head, final = split_pipeline(self.estimator)
+        if not isinstance(y, str) and y is not None:
+            check_labels(y)
         if head is None:
             if self._is_plain(X, y, reset):
                 self.n_features_in_ = X.shape[1]
                 return X if isinstance(y, str) else (X, y)
+            check_columns(X)
             module = isinstance(final, nn.Module)
             # scikit-learn's wording asks for two dimensions; modules may take images.
-            return validate_data(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric")
+            out = validate_data(
+                self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric",
+                ensure_all_finite="allow-nan" if takes_missing(final) else True,
+            )  # fmt: skip
+            return (native(out[0]), out[1]) if isinstance(out, tuple) else native(out)
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):
             return out
@@ -233,10 +243,10 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _is_plain(self, X: Any, y: Any, reset: bool) -> bool:
         """Whether scikit-learn's checks, which take longer than small fits, would find nothing: a finite matrix, and whole numbers."""
-        if type(X) is not np.ndarray or X.ndim != 2 or X.dtype.kind != "f" or not X.size:
+        if type(X) is not np.ndarray or X.ndim != 2 or X.dtype.char not in "efd" or not X.size:
             return False
         known = getattr(self, "n_features_in_", None)
-        if hasattr(self, "feature_names_in_") or not (reset or X.shape[1] == known):
+        if not X.dtype.isnative or hasattr(self, "feature_names_in_") or not (reset or X.shape[1] == known):
             return False
         labelled = type(y) is np.ndarray and y.shape == (len(X),) and y.dtype.kind in "biu"
         with np.errstate(over="ignore", invalid="ignore"):
@@ -253,6 +263,24 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         digests = (blake2b(content, digest_size=8, key=key).digest() for content in contents(X))
         u = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
         return np.broadcast_to(u[:, None], (len(u), n_classes))
+
+
+def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:
+    """Warn where a level needs more points of a kind than there are: sizes (1,) of all, or (C,) of each class."""
+    smallest, highest = int(sizes.min()), float(levels.max())
+    if not sets.members(np.array(1 / (smallest + 1)), 1 - highest):
+        return
+    who, what = "", "every set holds all labels"
+    if len(sizes) > 1:
+        name = classes.tolist()[int(sizes.argmin())]
+        who, what = f" of class {name!r}", f"every set holds {name!r}"
+    warnings.warn(
+        f"confidence_level={highest:g} needs more than the {smallest} {kind} point{'s' * (smallest != 1)}{who} there "
+        f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
+        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
+        ConformalWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def contents(X: Any) -> Iterator[bytes]:

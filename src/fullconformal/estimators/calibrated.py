@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import ConformalClassifier, ConformalWarning, first_rows, progress_bar
+from fullconformal.estimators.base import ConformalClassifier, first_rows, progress_bar, warn_unreachable
 from fullconformal.estimators.checks import check_number, check_option, check_whole, encode_labels
 from fullconformal.estimators.fitting import (
     Settings,
@@ -29,7 +28,7 @@ from fullconformal.estimators.fitting import (
 from fullconformal.estimators.refits import FitScore, LogProba
 from fullconformal.models.adapters import is_skorch
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
-from fullconformal.sets import check_levels, members
+from fullconformal.sets import check_levels
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -161,20 +160,7 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _check_reachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more calibration points than there are."""
-        smallest, highest = int(self._sizes.min()), float(levels.max())
-        if not members(np.array(1 / (smallest + 1)), 1 - highest):
-            return
-        who, what = "", "every set holds all labels"
-        if len(self._sizes) > 1:
-            name = self.classes_.tolist()[int(self._sizes.argmin())]
-            who, what = f" of class {name!r}", f"every set holds {name!r}"
-        warnings.warn(
-            f"confidence_level={highest:g} needs more than the {smallest} calibration point{'s' * (smallest != 1)}{who} there "
-            f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
-            f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
-            ConformalWarning,
-            stacklevel=stacklevel,
-        )
+        warn_unreachable(self._sizes, self.classes_, levels, "calibration", stacklevel)
 
     # Fitting ----------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,61 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
+
+
+def check_labels(y: Any) -> None:
+    """Raise where labels (n,) are missing, or are bytes."""
+    y = np.asarray(y)
+    if y.ndim != 1 or y.dtype.kind in "biuU":
+        return
+    if y.dtype.kind == "S":
+        raise ValueError("y holds bytes; give strings, for instance y.astype(str).")
+    missing = np.isnat(y) if y.dtype.kind in "mM" else np.array([_is_missing(label) for label in y], dtype=bool)
+    if missing.any():
+        raise ValueError(
+            f"y has no label at {missing.sum()} of its {len(y)} places, the first at {int(missing.argmax())} (counted from 0); "
+            "leave such points out."
+        )
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, or one of those that do not equal themselves: NaN, and pandas' NA and NaT."""
+    same = label is not None and label == label
+    return (isinstance(same, (bool, np.bool_)) and not same) or type(label).__name__ == "NAType"
+
+
+def check_columns(X: Any) -> None:
+    """Raise where a DataFrame, which no Pipeline encodes, has columns that are no numbers."""
+    if not hasattr(X, "iloc") or getattr(X, "ndim", 0) != 2:
+        return
+    words = []
+    for j, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+        if getattr(kind, "kind", "O") not in "biuf":
+            try:
+                X.iloc[:, j].astype(float)
+            except (TypeError, ValueError):
+                words.append(repr(name))
+    if words:
+        raise ValueError(
+            f"X has columns that are no numbers: {', '.join(words)}. Leave them out, or encode them in a Pipeline: "
+            "make_pipeline(make_column_transformer((OneHotEncoder(), columns), remainder='passthrough'), model)."
+        )
+
+
+def takes_missing(estimator: Any) -> bool:
+    """Whether a classifier of scikit-learn's kind knows what to do with missing values."""
+    return isinstance(estimator, BaseEstimator) and bool(get_tags(estimator).input_tags.allow_nan)
+
+
+def native(X: Any) -> Any:
+    """An array of numbers that torch knows: in the machine's byte order and in no more than float64; others as they are."""
+    if not isinstance(X, np.ndarray):
+        return X
+    kind = np.dtype(np.float64) if X.dtype.kind == "O" or X.dtype.char == "g" else X.dtype.newbyteorder("=")
+    return X.astype(kind, copy=False)
 
 
 def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

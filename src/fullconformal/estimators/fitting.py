@@ -262,5 +262,5 @@ def _check_classes(fitted: Any, classes: np.ndarray) -> None:
         raise ValueError(f"estimator={type(fitted).__name__} is not fitted; fit it first or leave prefit=False.")
     if not is_skorch(fitted) and list(known) != list(classes):
         raise ValueError(
-            f"y has classes {list(classes)}, but the fitted estimator knows {list(known)}; give its training data."
+            f"y has classes {classes.tolist()}, but the fitted estimator knows {np.asarray(known).tolist()}; give its training data."
         )

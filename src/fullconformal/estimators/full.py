@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
-from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar
+from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar, warn_unreachable
 from fullconformal.estimators.checks import check_number, check_weights, encode_labels
 from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.engines import Query
@@ -223,6 +223,14 @@ class FullConformalClassifier(FullOptions):
         if self._recalibration is None:
             return pvalues.p_values(greater, equal, total, own, uniform)
         return self._recalibrated(X, pvalues.p_values(greater, equal, total, own), weights, uniform)
+
+    def _check_reachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
+        """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
+        labels, kind = self._labels, "training"
+        if self._recalibration is not None:
+            labels, kind = self._recalibration[2], "fresh"
+        sizes = np.bincount(labels, minlength=len(self.classes_)) if self.class_conditional else np.array([len(labels)])
+        warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
 
     def _query(self, weight: Any = None, progress: Any = None) -> Query:
         return Query(SCHEMES[self.scheme], self.approximation, self.prune, weight, progress, work=self._work())

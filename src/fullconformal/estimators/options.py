@@ -100,6 +100,9 @@ class FullOptions(ConformalClassifier):
                 raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
         if self.l2 is not None:
             check_number("l2", self.l2, 0, "None or a number ≥ 0")
+        for name in ("prefit", "class_conditional"):  # "no" would count as yes
+            if not isinstance(value := getattr(self, name), (bool, np.bool_)):
+                raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
         check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
         check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         check_option("dtype", self.dtype, tuple(DTYPES))

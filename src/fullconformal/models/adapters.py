@@ -69,9 +69,13 @@ def check_objective(estimator: Any) -> None:
     """Raise where the estimator minimises something other than the sum of losses plus an L2 term."""
     name = type(estimator).__name__
     if isinstance(estimator, LogisticRegression):
+        estimator._validate_params()
         if estimator.class_weight is not None:
-            raise ValueError(f"estimator={name}(class_weight={estimator.class_weight!r}) is not supported; use None.")
-        l1 = estimator.penalty in ("l1", "elasticnet") or bool(estimator.l1_ratio)
+            raise ValueError(
+                f"estimator={name}(class_weight={estimator.class_weight!r}) is not supported; use None (class_conditional=True keeps the "
+                "promise for rare classes too)."
+            )
+        l1 = estimator.penalty == "l1" or bool(estimator.l1_ratio)
         if l1:
             raise ValueError(
                 f"estimator={name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0)."
@@ -114,7 +118,6 @@ def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | No
         return None
     if estimator.solver not in MULTINOMIAL or estimator.dual:
         return None
-    estimator._validate_params()
     module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
     for q in module[0].parameters():
         nn.init.zeros_(q)
