@@ -1,5 +1,6 @@
 """Bad input gets an error that names the argument and what to do, before anything is trained."""
 
+import copy
 import warnings
 
 import numpy as np
@@ -282,3 +283,28 @@ def test_the_remedy_for_a_damped_curvature_is_another_one(curvature):
     ).warnings  # fmt: skip
     assert "was damped by" in told[0]
     assert ("use curvature='ggn'" in told[0]) == (curvature != "ggn")
+
+
+@pytest.mark.parametrize("prefit", [False, True])
+def test_a_network_that_returns_probabilities_is_refused(prefit):
+    net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
+    with pytest.raises(ValueError, match=r"estimator returns probabilities.*leave out its last Softmax"):
+        FullConformalClassifier(net, prefit=prefit, max_epochs=1).fit(X.astype("f4"), Y)
+    logs = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))  # as good as logits
+    assert FullConformalClassifier(logs, prefit=prefit, max_epochs=1).fit(X.astype("f4"), Y).method_ == "influence"
+
+
+@pytest.mark.parametrize("curvature", ["auto", "last_layer_kron"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_networks_are_computed_with_in_float32(curvature, dtype):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).to(dtype)
+    whole = FullConformalClassifier(copy.deepcopy(net).float(), prefit=True, curvature=curvature).fit(X.astype("f4"), Y)
+    half = FullConformalClassifier(net, prefit=True, curvature=curvature).fit(X.astype("f4"), Y)
+    assert np.array_equal(half.predict_p(X[:5].astype("f4")), whole.predict_p(X[:5].astype("f4")))
+
+
+def test_a_backbone_that_does_not_take_x_is_told_of():
+    net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(18, 3))
+    with pytest.raises(ValueError, match=r"estimator does not take X of shape \(40, 4\)"):
+        FullConformalClassifier(net, head="auto", prefit=True).fit(X, Y)

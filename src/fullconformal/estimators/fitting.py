@@ -109,7 +109,8 @@ def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings
     """Fit the classifier to X (n, ...) and label indices y (n,), and state the problem at its parameters."""
     n_classes = len(classes)
     module, penalty = _module(final, X, y, classes, settings)
-    dtype = settings.dtype or next(module.parameters()).dtype
+    # Half precision has no factorisations.
+    dtype = settings.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
     if final is not None or dtype != torch.float64 or torch.device(settings.device).type != "cpu":
         module = module.to(device=settings.device, dtype=dtype)
     module.eval()
@@ -241,6 +242,10 @@ def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
         )
     if not torch.isfinite(out).all():
         raise NotFinite("estimator returns logits that are not finite on the training data; check its weights and X.")
+    if bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-5).all()):
+        raise ValueError(
+            "estimator returns probabilities: its outputs are positive and sum to 1; logits are needed, so leave out its last Softmax."
+        )
 
 
 def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:

@@ -167,7 +167,8 @@ def prefit_engine(
 ) -> LastLayer | OnFeatures:
     """Engine of a trained network from one pass over its training points; n_classes where the labels are known."""
     network = copy.deepcopy(split_pipeline(options.estimator)[1])
-    device, dtype = options._device(), DTYPES[options.dtype] or next(network.parameters()).dtype
+    device, own = options._device(), next(network.parameters()).dtype
+    dtype = DTYPES[options.dtype] or torch.promote_types(own, torch.float32)  # half precision has no factorisations
     network = network.to(device=device, dtype=dtype).eval()
     if n_classes is not None:
         check_outputs(network, torch.as_tensor(np.array(stream.source[:2])).to(device, dtype), n_classes)
