@@ -182,3 +182,20 @@ def test_the_errors_claimed_for_rough_scores_hold(seed, q):
         allowed = getattr(rough, f"{name}_error") + getattr(exact, f"{name}_error")
         assert (gap <= allowed).all()
         assert gap.max() > 1e-9  # there is something to be honest about
+
+
+def test_many_objects_go_through_in_blocks_far_below_the_memory():
+    rng = np.random.default_rng(0)
+    n, m, C = 200, 4000, 2
+    bag = bag_of(rng.normal(size=(n, 3)), np.arange(n) % C, C, np.ones(3))
+    steps = []
+    symmetric_counts(
+        bag,
+        torch.tensor(rng.normal(size=(m, 3))),
+        1.0,
+        progress=lambda done, _: steps.append(done),
+        memory_budget=2**32,
+    )
+    assert steps[-1] == m
+    # Twelve arrays of n float64 and four Hessians of 3 × 3 a candidate (`chunks`) are to stay within 2²⁷ bytes.
+    assert max(np.diff([0, *steps])) * C * 8 * (12 * n + 4 * 9) <= 2**27

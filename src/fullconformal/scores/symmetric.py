@@ -44,6 +44,8 @@ from fullconformal.convex import (
     spread,
 )
 
+BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -110,7 +112,8 @@ def symmetric_counts(
             above[near], tied[near], slope[near] = _counts(_scores(bag, change, fits, q, torch.float64), change, weight)
         return above, tied, slope
 
-    return count_all(bag, X_test, counted, memory_budget, progress)
+    memory = memory_budget if X_test.is_cuda else min(memory_budget, BLOCK)
+    return count_all(bag, X_test, counted, memory, progress)
 
 
 def _counts(s: Scores, change: Change, weight: Tensor | FloatArray | None) -> Counted:
