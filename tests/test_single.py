@@ -41,6 +41,17 @@ def test_counts_are_those_of_double_precision(name, seed, far, penalty):
 
 
 @pytest.mark.parametrize("name", CHAINS)
+def test_counts_do_not_depend_on_how_the_work_is_cut(name, monkeypatch):
+    training, X = prepared(name, 5, n=100, m=23, close=10)
+    X = torch.cat([X, training.problem.X[:10]])
+    for size in ("OBJECTS", "ROWS", "POINTS"):
+        monkeypatch.setattr(single, size, {"OBJECTS": 7, "ROWS": 3, "POINTS": 9}[size])
+        assert same(training, X)
+    lean = prepare(training.problem, training.factor, 2 * 8 * 100 * training.problem.p, keep_solved=True)
+    assert lean.solved is not None and same(lean, X)
+
+
+@pytest.mark.parametrize("name", CHAINS)
 @given(seed=SEEDS)
 @settings(max_examples=5, deadline=None)
 def test_what_single_precision_cannot_tell_apart_is_formed_again(name, seed):
