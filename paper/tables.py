@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,9 +178,13 @@ def facts(lines: list[Line]) -> str:
     notes = sorted({line["note"] for line in good if line.get("note")})
     few = f" (exactly valid head: {', '.join(f'{m:,}' for m in tests[1:])})" if len(tests) > 1 else ""
     devices = sorted({line["hardware"]["device"] for line in good})
+    count = Counter((line["method"], line["model"]) for line in good)
+    most = max(count.values())
+    fewer = [f"{LABELS[method]} of {model}: {k} of them" for (method, model), k in count.items() if k < most]
     return (
         f"{', '.join(f'{n:,}' for n in sizes)} training points, {tests[0]:,} test points{few}, "
-        f"{len({line['seed'] for line in good})} seeds; {', '.join(devices)}." + "".join(f" {note}." for note in notes)
+        f"{len({line['seed'] for line in good})} seeds{''.join(f' ({one})' for one in fewer)}; {', '.join(devices)}."
+        + "".join(f" {note}." for note in notes)
     )
 
 
