@@ -81,18 +81,19 @@ def floors(problem: Problem, out: Run, m: int, speed: dict[str, float]) -> dict[
     plain = 2 * n * (sum(i * o for i, o in shapes) + sum(w * b.o * b.i for b in tail))
     factors = n * (sum(i + o for i, o in shapes) + C * w + sum(w * b.o for b in tail))
     candidates = m * C
-    # A triangular product or solve of one row is p² operations, its half of a full product.
+    # A triangular product or solve of one row is p² operations, its half of a full product. Candidates that bounds leave need one, for the
+    # L⁻¹g_i are kept; a training point meets an object at best once for all labels, whose gradients differ in few numbers.
     operations = {
         "curvature": plain / speed["float32"] + n * C * w**2 / speed["tf32"],
         "factor": (p**3 / 3 + p**3 / 3) / speed["float64"],
         "self-influences": n * p**2 / speed["float32"],
-        "p-values": (2 * out.solved * candidates * p**2 + 2 * p * out.touched * n * candidates) / speed["float32"],
+        "p-values": (out.solved * candidates * p**2 + 2 * p * out.touched * n * m) / speed["float32"],
     }
     moved = {
         "curvature": 8 * factors + 4 * p**2,
         "factor": 8 * 4 * p**2,
         "self-influences": 8 * n * p,
-        "p-values": 8 * candidates * p * (1 + out.solved),
+        "p-values": 8 * candidates * p * out.solved,
     }
     return {stage: (operations[stage], moved[stage] / speed["copy"]) for stage in operations}
 
