@@ -10,7 +10,7 @@ from oracles import Oracle
 from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.curvature.base import DenseFactor, factorise, inverse_triangular
+from fullconformal.curvature.base import CurvatureError, DenseFactor, factorise, inverse_triangular
 from fullconformal.curvature.structured import add_gram
 from fullconformal.problem import Problem, flat
 from fullconformal.scores.base import rounding
@@ -158,6 +158,39 @@ def test_the_gauge_is_fixed_without_changing_any_product():
     expected = G @ torch.linalg.pinv(GGN().matrix(problem), hermitian=True) @ G.T
     assert factor.damping == 0
     assert (G @ factor.solve(G).T - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("damping", [None, 0.3, 0.0])
+@pytest.mark.parametrize("unpenalised", [False, True])
+def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpenalised):
+    """Inputs that are always zero and a dead unit, against the inverse written out; rows that are no gradients meet them too."""
+    generator = torch.Generator().manual_seed(3)
+    p, idle = 200, torch.randperm(200, generator=generator)[:30]
+    B = torch.randn(300, p, dtype=torch.float64, generator=generator)
+    B[:, idle] = 0
+    H = B.T @ B + torch.diag(torch.rand(p, dtype=torch.float64, generator=generator))
+    if unpenalised:
+        H[idle[0], idle[0]] = 0.0
+    V = torch.randn(9, p, dtype=torch.float64, generator=generator)
+    if unpenalised and damping == 0:
+        with pytest.raises(CurvatureError, match="singular"):
+            factorise(H, 300, damping, 0.0, torch.float64)
+        return
+    factor = factorise(H.clone(), 300, damping, 0.0, torch.float64)
+    assert (
+        len(factor.matrix) == p - 30
+        and factor.positive_definite
+        and (factor.damping == 0) == (not damping and not unpenalised)
+    )
+    H.diagonal().add_(300 * factor.damping)
+    tol = 1e-14 * p * torch.linalg.cond(H) * torch.linalg.inv(H).abs().max()
+    assert (factor.solve(V) - V @ torch.linalg.inv(H)).abs().max() < tol
+    s, kept = factor.influence(V)
+    assert (s - (V @ torch.linalg.inv(H) * V).sum(1)).abs().max() < tol * p
+    assert (factor.solved(kept) - factor.solve(V)).abs().max() == 0
+    smallest, rounding = torch.linalg.eigvalsh(H)[0], 1e-15 * p * torch.linalg.matrix_norm(H, 2)
+    assert smallest - rounding <= factor.smallest_eigenvalue <= 1.1 * smallest + rounding
+    assert factor.floor <= smallest + rounding
 
 
 @pytest.mark.parametrize("p", [3, 8, 61])

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import softmax_root
-from fullconformal.problem import CHUNK, Problem, residuals, softmax, softmax_curvature
+from fullconformal.problem import CHUNK, Block, Problem, residuals, softmax, softmax_curvature
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
+PORTION = 1024  # points whose products stay in the cache
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 
 
@@ -31,8 +32,8 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 
     Exact Hessian of the tail where `exact` is set, Gauss–Newton otherwise.
     """
-    if problem.is_linear and problem.blocks[0].o == 1:
-        return one_output(problem)
+    if problem.is_linear and (problem.blocks[0].o == 1 or not _narrow(*problem.blocks[0][2:])):
+        return linear_curvature(problem)
     pairs = _Pairs(problem, exact)
     for X, y in problem.batches(pairs.chunk):
         pairs.add(X, y)
@@ -40,17 +41,27 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 
 
 @torch.no_grad()
-def one_output(problem: Problem) -> Tensor:
-    """𝓗 (p, p) of a linear model with one output z and logits f = zt + constant: Σ w aaᵀ, w the variance of t under softmax(f)."""
-    after = [layer.linear.weight for layer in problem.tail[problem.blocks[0].layer + 1 :]]
-    t = reduce(lambda T, W: W @ T, after, problem.X.new_ones(1, 1))[:, 0]
+def linear_curvature(problem: Problem) -> Tensor:
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ, S (o, o) the covariance of T's rows under π."""
+    (block,) = problem.blocks
+    after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
+    T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
+    k, q = torch.triu_indices(block.o, block.o, device=T.device)
+    pairs, total = T[:, k] * T[:, q], problem.X.new_zeros(len(k), block.i * (block.i + 1) // 2)
     H = torch.diag(problem.penalty)
-    for X, _ in problem.batches(problem.chunk):
+    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * sum(total.shape))
+    for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
-        pi = softmax(trace.logits)
-        root = (pi * (t - (pi @ t)[:, None]).square_()).sum(1, keepdim=True).sqrt_()
-        H += gram(trace.inputs[problem.blocks[0].layer] * root)
-    return H
+        a, pi = trace.inputs[block.layer], softmax(trace.logits)
+        if block.o == 1:  # whose variance is had without cancelling, and whose sum is a square
+            t = T[:, 0]
+            H += gram(a * (pi * (t - (pi @ t)[:, None]).square_()).sum(1, keepdim=True).sqrt_())
+            continue
+        few = len(a) if a.is_cuda else PORTION
+        for some, share in zip(a.split(few), pi.split(few), strict=True):
+            mean = share @ T
+            total.addmm_((share @ pairs - mean[:, k] * mean[:, q]).T, _squares(some).T)
+    return H if block.o == 1 else _laid_out(total, block, H)
 
 
 class _Pairs:
@@ -178,14 +189,24 @@ class _Pairs:
             elif bm is bl and _narrow(bm.o, bm.i):
                 view += total.view(-1, bm.i, bm.i)[_triangle(bm.o, H.device)].permute(0, 2, 1, 3)
             elif bm is bl:
-                whole = total.index_select(1, _triangle(bm.i, H.device).view(-1)).view(-1, bm.i, bm.i)
-                view += whole[_triangle(bm.o, H.device)].permute(0, 2, 1, 3)
+                _laid_out(total, bm, part)
             else:
                 view += total.view(bm.o, bl.o, bm.i, bl.i).permute(0, 2, 1, 3)
             if bm is not bl:
                 H[bl.start : bl.stop, bm.start : bm.stop] = part.T
         H.diagonal().add_(self.problem.penalty)
         return H
+
+
+def _laid_out(total: Tensor, block: Block, part: Tensor) -> Tensor:
+    """Add sums of S ⊗ aaᵀ, (o(o+1)/2, i(i+1)/2), both triangles packed, to a block's part (o·i, o·i) of a matrix."""
+    whole = total.index_select(1, _triangle(block.i, part.device).view(-1)).view(-1, block.i, block.i)
+    rows, columns = part.stride()
+    view = part.as_strided(
+        (block.o, block.i, block.o, block.i), (rows * block.i, rows, columns * block.i, columns), part.storage_offset()
+    )
+    view += whole[_triangle(block.o, part.device)].permute(0, 2, 1, 3)
+    return part
 
 
 def gram(B: Tensor) -> Tensor:

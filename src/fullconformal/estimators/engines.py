@@ -30,6 +30,7 @@ from fullconformal.scores.windows import windowed_counts
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
 SMALL = 2**18  # entries of 𝓗⁻¹G below which one product is cheaper than pruning
+SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -78,6 +79,11 @@ class Engine(ABC):
             "this method approximates nothing, so there is nothing to diagnose: its sets are exactly valid."
         )
 
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known before the sets are trusted."""
+        return self.diagnostics.warnings
+
 
 class Differentiable(Engine):
     """An engine around a model with parameters at θ_Z."""
@@ -123,7 +129,7 @@ class Influence(Differentiable):
         `fit` shares the work out where it is given.
         """
         super().__init__(problem)
-        with alone(problem.n * problem.size):
+        with alone(problem.n * problem.size * problem.p / SOLVES):
             factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
             memory -= factor.nbytes
             self.training: Training

@@ -19,7 +19,7 @@ from fullconformal.curvature.base import Factor
 from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, read, supported
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
-from fullconformal.models.logistic import fit_binary, fit_softmax
+from fullconformal.models.logistic import blas_alone, fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
 from fullconformal.problem import Problem
 
@@ -144,10 +144,7 @@ def _module(
     if final is None:
         if X.ndim != 2:
             raise ValueError(f"X has shape {X.shape}; the built-in logistic regression takes (n, features). Flatten X.")
-        module = linear(X.shape[1], len(classes), dtype=torch.float64)
-        for q in module[0].parameters():
-            nn.init.zeros_(q)
-        return module, {"0.weight": n * (L2_LINEAR if settings.l2 is None else settings.l2)}
+        return _logistic(X.shape[1], len(classes), n, settings.l2)
     if isinstance(final, nn.Module):
         copied = copy.deepcopy(final)
         l2 = L2_NETWORK if settings.l2 is None else settings.l2
@@ -158,6 +155,22 @@ def _module(
     fitted = final if settings.prefit else fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
     _check_classes(fitted, classes)
     return adapt(fitted, n)
+
+
+def _logistic(n_features: int, n_classes: int, n: int, l2: float | None) -> tuple[nn.Module, dict[str, float]]:
+    """The built-in logistic regression, its weights zero, and its penalty."""
+    module = linear(n_features, n_classes, dtype=torch.float64)
+    for q in module[0].parameters():
+        nn.init.zeros_(q)
+    return module, {"0.weight": n * (L2_LINEAR if l2 is None else l2)}
+
+
+def linear_problem(X: np.ndarray, y: np.ndarray, l2: float | None, w: Tensor) -> Problem:
+    """The built-in logistic regression of two classes with known weights w (d + 1,), the intercept last."""
+    module, penalty = _logistic(X.shape[1], 2, len(y), l2)
+    problem = Problem(module.eval(), to_tensor(X, "cpu", torch.float64), torch.as_tensor(y), penalty)
+    problem.assign(w)
+    return problem
 
 
 def _head_problem(network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None) -> Problem:
@@ -219,11 +232,12 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
         inputs = torch.cat([problem.trace(part).inputs[block.layer] for part in problem.X.split(problem.chunk)])
     a, W, weight = (part.double().cpu().numpy() for part in (inputs, theta.view(block.o, block.i), penalty[0]))
     y = problem.y.cpu().numpy()
-    if binary:
-        fitted, done = fit_binary(a, y.astype(np.float64), weight, W[0], tol), True
-    else:
-        fitted, size = fit_softmax(a, y, weight, W, tol)
-        done = size <= tol
+    with blas_alone(a.size):
+        if binary:
+            fitted, done = fit_binary(a, y.astype(np.float64), weight, W[0], tol), True
+        else:
+            fitted, size = fit_softmax(a, y, weight, W, tol)
+            done = size <= tol
     return torch.as_tensor(fitted).to(theta).view(-1), done
 
 

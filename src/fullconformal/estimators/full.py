@@ -175,7 +175,7 @@ class FullConformalClassifier(FullOptions):
 
     def _tell(self) -> FullConformalClassifier:
         """Warn of what must be known before the sets are trusted."""
-        told = [self._caveat] if self._engine.valid else self._diagnostics().warnings
+        told = [self._caveat] if self._engine.valid else self._engine.warnings
         if any(told):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
         return self

@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
+from fullconformal.curvature import DenseCurvature
 from fullconformal.estimators.convex import Exact, Symmetric
 from fullconformal.estimators.curvatures import LAYERS, held_parameters, hold_fixed, trainable
 from fullconformal.estimators.engines import Engine, Influence
-from fullconformal.estimators.fitting import Settings, fit_problem
+from fullconformal.estimators.fitting import L2_LINEAR, Settings, fit_problem
 from fullconformal.estimators.large import fitted_engine, prefit_engine
 from fullconformal.estimators.options import NEIGHBORS, FullOptions
 from fullconformal.estimators.refits import FitScore, Neighbors, Refit, settings_of
 from fullconformal.estimators.shards import Fit
 from fullconformal.estimators.streams import Stream, is_mapped
+from fullconformal.estimators.two_classes import NUMBERS, two_classes
+from fullconformal.problem import in_contrasts
 
 
 def make_engine(
@@ -34,6 +38,10 @@ def make_engine(
     streams = options.curvature == "last_layer_kron" or (options.curvature == "last_layer" and is_mapped(X))
     if streams and options.prefit and options.head is None and isinstance(final, nn.Module):
         return prefit_engine(options, Stream(X, y), settings.progress, n_classes)
+    if method == "influence" and final is None and n_classes == 2 and is_small(options, X, settings, memory):
+        small = two_classes(X, y, L2_LINEAR if settings.l2 is None else settings.l2, memory, options.prune)
+        if small is not None:
+            return small
     fit = _open_fit(options, classes, final, X, y, settings) if method == "influence" else None
     problem = (fit.problem if fit else fit_problem)(final, X, y, classes, settings)
     if method != "influence":
@@ -47,7 +55,23 @@ def make_engine(
     if options.verbose:
         print(f"curvature {choice.name}, of what was considered: {'; '.join(foretold)}")
     name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
-    return Influence(hold_fixed(problem, keep), choice.curvature, name, memory, options.prune, held, foretold, fit)
+    problem = hold_fixed(problem, keep)
+    problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
+    return Influence(problem, choice.curvature, name, memory, options.prune, held, foretold, fit)
+
+
+def is_small(options: FullOptions, X: Any, settings: Settings, memory: int) -> bool:
+    """Whether a logistic regression of two classes is done with before others have begun, and asks for nothing special."""
+    plain = options.curvature in ("auto", "ggn") and options.damping is None and not options._work().shared
+    here = settings.dtype in (None, torch.float64) and torch.device(settings.device).type == "cpu"
+    return (
+        plain
+        and here
+        and isinstance(X, np.ndarray)
+        and X.ndim == 2
+        and X.size <= NUMBERS
+        and 64 * (X.size + X.shape[1] ** 2) <= memory
+    )
 
 
 def _open_fit(

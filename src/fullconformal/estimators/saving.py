@@ -43,8 +43,8 @@ def save(clf: ConformalClassifier, path: Path | str, *, factory: Any = None, not
     check_is_fitted(clf)
     packer = Packer(kinds(), None if factory is None else Factory(factory))
     content = {
+        "device": str(device_of(getattr(clf, "_engine", None))),  # before it is packed, as this makes what was put off
         "predictor": packer.pack(clf),
-        "device": str(device_of(getattr(clf, "_engine", None))),
         "made_with": {"scikit-learn": sklearn.__version__, "torch": torch.__version__, "numpy": np.__version__},
         "notes": notes,
     }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import lapack
+from threadpoolctl import ThreadpoolController
 
 from fullconformal.models.fitting import NotFinite
 
@@ -14,6 +19,22 @@ IntArray = npt.NDArray[np.int64]
 FORCING = 1e-2  # how much of the gradient conjugate gradients may leave
 PRODUCTS = 12  # with the Hessian, after which a step needs blocks of its own
 MOST = 100  # products in a step
+LITTLE = 2**21  # numbers of an input matrix, of whose products threads make nothing
+
+
+@contextmanager
+def blas_alone(size: int) -> Iterator[None]:
+    """One thread for products of matrices of so many numbers, where they are few: NumPy's threads and torch's wait for each other."""
+    if size > LITTLE:
+        yield
+        return
+    with _blas().limit(limits=1):
+        yield
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(internal_api="openblas")
 
 
 class _Objective:

@@ -1,6 +1,7 @@
 """The problem: a model, one objective and the training bag; its losses, gradients and Jacobians."""
 
 from fullconformal.problem.base import CHUNK, Block, Problem
+from fullconformal.problem.contrasts import in_contrasts
 from fullconformal.problem.convolutions import full_precision
 from fullconformal.problem.loss import candidate_losses, losses, residuals, softmax, softmax_curvature
 from fullconformal.problem.rows import Rows, contract, flat, join, select, squared_norms
@@ -14,6 +15,7 @@ __all__ = [
     "contract",
     "flat",
     "full_precision",
+    "in_contrasts",
     "join",
     "losses",
     "residuals",

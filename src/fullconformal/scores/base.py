@@ -19,6 +19,7 @@ from fullconformal import pvalues
 from fullconformal.curvature.base import SMALL, Factor, Halves
 from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
+PORTION = 1024  # points whose gradients are written out together on a CPU
 LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
@@ -71,8 +72,7 @@ class Training:
     @property
     def loss_rounding(self) -> float:
         """Relative error granted to a loss: that of the logits, however many parameters there are, and what an iterative solve leaves."""
-        own = LOGITS * torch.finfo(self.problem.X.dtype).eps
-        return min(rounding(self.problem), own) + 2 * self.factor.accuracy
+        return loss_rounding(self.problem.p, torch.finfo(self.problem.X.dtype).eps) + 2 * self.factor.accuracy
 
     @property
     def rounding(self) -> float:
@@ -81,12 +81,17 @@ class Training:
         A solve of accuracy δ leaves δ√(s_i ŝ) ≤ δ(2s_i + ŝ/8) in k_i. Granted are 2δ of ℓ_i + s_i and of |τ|: enough where
         ŝ ≤ 16(ℓ_i + |τ|), that is but for candidates that have many times the influence on themselves which they have loss.
         """
-        return rounding(self.problem) + 2 * self.factor.accuracy
+        return rounding(self.problem.p, torch.finfo(self.problem.X.dtype).eps) + 2 * self.factor.accuracy
 
 
-def rounding(problem: Problem) -> float:
+def rounding(p: int, eps: float) -> float:
     """Relative rounding error granted to a product of p terms."""
-    return 32 * math.sqrt(problem.p) * torch.finfo(problem.X.dtype).eps
+    return 32 * math.sqrt(p) * eps
+
+
+def loss_rounding(p: int, eps: float) -> float:
+    """Relative rounding error granted to a loss."""
+    return min(rounding(p, eps), LOGITS * eps)
 
 
 Scorer = Callable[[Training, Tensor, float], tuple[Tensor, Alpha]]
@@ -115,26 +120,30 @@ def prepare(
     loss, self_influence = like.new_empty(n), like.new_empty(n)
     solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
     keep_halved = not keep_solved and factor.has_half and n * p * size <= memory // 4 and (known is None or p <= SMALL)
-    halved = like.new_empty(n, p) if keep_halved and step < n else None
+    portion = step if like.is_cuda else PORTION
+    halved = like.new_empty(n, p) if keep_halved and min(step, portion) < n else None
     gradients: list[list[Rows]] = []
     start = 0
     for X, y in problem.batches(step):
-        at = slice(start, start := start + len(y))
         logits, rows = problem.logits_and_gradients(X, y)
-        loss[at] = losses(logits, y)
+        loss[start : start + len(y)] = losses(logits, y)
         if keep_gradients:
             gradients.append(rows)
         if known is not None and solved is None and not keep_halved:
+            start += len(y)
             continue
-        self_influence[at], kept = factor.influence(flat(rows))
-        if halved is not None:
-            halved[at] = kept
-        elif keep_halved:  # of all points at once
-            halved = kept.contiguous()  # solves give columns
-        if solved is not None:
-            U = factor.solved(kept)
-            for part, b in zip(solved, problem.blocks, strict=True):
-                part[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
+        for first in range(0, len(y), portion):
+            part = rows if len(y) <= portion else select(rows, slice(first, first + portion))
+            at = slice(start, start := start + len(part[0].left))
+            self_influence[at], kept = factor.influence(flat(part))
+            if halved is not None:
+                halved[at] = kept
+            elif keep_halved:  # of all points at once
+                halved = kept.contiguous()  # solves give columns
+            if solved is not None:
+                U = factor.solved(kept)
+                for whole, b in zip(solved, problem.blocks, strict=True):
+                    whole[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
     loss, self_influence = known or (loss, self_influence)
     all_rows = join(gradients) if keep_gradients else None
     return Training(problem, factor, loss, self_influence, all_rows, solved, memory, halved)
