@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier
-from fullconformal.curvature import base, ggn
+from fullconformal.curvature import dense, ggn
 from fullconformal.data import Dataset, load_cifar10, load_mnist
 from fullconformal.estimators import engines
 from fullconformal.models import Autoencoder, paper_network
@@ -137,7 +137,7 @@ def stages(out: Run) -> Iterator[None]:
     """Time the stages inside `fit` and `predict_p`, the device waited for at the ends of each."""
     places = [
         ("curvature", ggn, "dense_curvature"),
-        ("factor", base, "factorise"),
+        ("factor", dense, "factorise"),
         ("self-influences", engines, "prepare"),
         ("p-values", engines, "pruned_counts"),
     ]

@@ -10,7 +10,8 @@ from oracles import Oracle
 from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.curvature.base import CurvatureError, DenseFactor, factorise, inverse_triangular
+from fullconformal.curvature.base import CurvatureError
+from fullconformal.curvature.dense import DenseFactor, factorise, inverse_triangular
 from fullconformal.curvature.structured import add_gram
 from fullconformal.problem import Problem, flat
 from fullconformal.scores.base import rounding

@@ -21,9 +21,9 @@ LAYERS = {
     "problem": ["problem"],
     "table": [],
     "convex": ["convex"],
-    "curvature": ["problem", *(f"curvature.{name}" for name in ("base", "structured", "layers", "kronecker"))],
+    "curvature": ["problem", *(f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker"))],
     "scores": [
-        *["problem", "convex", "curvature.base", "pvalues"],
+        *["problem", "convex", "curvature.base", "curvature.dense", "pvalues"],
         *["scores.base", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.halved"],
         "scores.last_layer",
     ],

@@ -13,6 +13,7 @@ from sklearn.utils.validation import validate_data
 from fullconformal import FullConformalClassifier, SplitConformalClassifier
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.estimators.checks import encode_labels
+from fullconformal.models import logistic
 from fullconformal.models.fitting import FEW, alone, threads
 from fullconformal.models.logistic import _Objective, fit_binary
 from fullconformal.problem import Problem, candidate_losses, losses, residuals
@@ -69,6 +70,20 @@ def test_features_whose_squares_are_beyond_float32_are_fitted():
 
 
 # Threads ----------------------------------------------------------------------------------------------------------------
+
+
+def test_numpy_has_one_thread_for_little_and_gets_the_others_back():
+    def counts():
+        return [library["num_threads"] for library in logistic._blas().info()]
+
+    before = counts()
+    assert before
+    with pytest.raises(KeyError), logistic.blas_alone(logistic.LITTLE):
+        assert counts() == [1] * len(before)
+        raise KeyError
+    assert counts() == before
+    with logistic.blas_alone(logistic.LITTLE + 1):
+        assert counts() == before
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def test_loading_trains_and_factorises_nothing(tmp_path, monkeypatch):
     def never(*_, **__):
         raise AssertionError("loading must not do this again")
 
-    for target in ("fullconformal.curvature.base.factorise", "fullconformal.curvature.ggn.dense_curvature",
+    for target in ("fullconformal.curvature.dense.factorise", "fullconformal.curvature.ggn.dense_curvature",
                    "fullconformal.estimators.fitting.train", "sklearn.neural_network.MLPClassifier.fit",
                    "sklearn.linear_model.LogisticRegression.fit"):  # fmt: skip
         monkeypatch.setattr(target, never)

@@ -1,8 +1,9 @@
 """Curvatures: ways to form and factorise 𝓗."""
 
-from fullconformal.curvature.base import Curvature, CurvatureError, DenseCurvature, DenseFactor, Factor
+from fullconformal.curvature.base import Curvature, CurvatureError, Factor
 from fullconformal.curvature.block import BlockFactor, BlockGGN
 from fullconformal.curvature.cg import CG
+from fullconformal.curvature.dense import DenseCurvature, DenseFactor
 from fullconformal.curvature.dual import Dual, DualFactor
 from fullconformal.curvature.ekfac import EKFAC
 from fullconformal.curvature.ggn import GGN

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import (
-    Curvature,
-    CurvatureError,
-    DenseFactor,
-    Factor,
-    check_finite,
-    factorise,
-    fix_gauge,
-    softmax_root,
-)
+from fullconformal.curvature.base import Curvature, CurvatureError, Factor, check_finite, softmax_root
+from fullconformal.curvature.dense import DenseFactor, factorise, fix_gauge
 from fullconformal.problem import Problem, Rows
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fullconformal.curvature.base import DenseCurvature
+from fullconformal.curvature.dense import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
 from fullconformal.problem import Problem
 

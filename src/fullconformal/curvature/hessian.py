@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from fullconformal.curvature.base import DenseCurvature
+from fullconformal.curvature.dense import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
 from fullconformal.problem import Problem, losses
 

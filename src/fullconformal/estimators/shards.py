@@ -21,8 +21,7 @@ import torch
 from joblib import effective_n_jobs
 from torch import Tensor, nn
 
-from fullconformal.curvature import Curvature, Factor
-from fullconformal.curvature.base import DenseCurvature
+from fullconformal.curvature import Curvature, DenseCurvature, Factor
 from fullconformal.estimators.fitting import Settings, fit_problem
 from fullconformal.problem import Problem
 from fullconformal.pvalues import FloatArray

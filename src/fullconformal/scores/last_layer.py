@@ -33,7 +33,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import CurvatureError, Factor, factorise
+from fullconformal.curvature.base import CurvatureError, Factor
+from fullconformal.curvature.dense import factorise
 from fullconformal.problem import candidate_losses, losses, residuals
 
 ULPS = 8  # units in the last place that a number may be wrong by

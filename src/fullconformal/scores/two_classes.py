@@ -40,7 +40,8 @@ def two_class_bag(a: FloatArray, y: FloatArray, penalty: FloatArray, w: FloatArr
     loss, other, e = _losses(z * sign)
     r = other * sign
     root = a * np.sqrt(e / (1 + e) ** 2)[:, None]
-    H = root.T @ root
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told by the factorisation
+        H = root.T @ root
     H.flat[:: len(H) + 1] += penalty
     least = EPS * H.trace()
     L, failed = lapack.dpotrf(H, lower=1, overwrite_a=1)
