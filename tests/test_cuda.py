@@ -133,7 +133,8 @@ def test_larger_networks_give_the_counts_of_the_cpu(name, dtype):
         training = prepare(problem, factor, 2**32, keep_solved=False)
         out = [pruned_counts(training, Xt.to(device), q) for q in (1.0, 0.5)]
         out.append(count_scores(direct, training, Xt[:10].to(device), 1.0))
-        assert np.array_equal(out[0].greater[:10], out[2].greater)
+        # In float32 a pair whose scores differ by just what is granted to rounding may fall on either side of that.
+        assert np.abs(out[0].greater[:10] - out[2].greater).max() <= (dtype == torch.float32)
         counts[device] = np.concatenate([part for c in out for part in (c.greater, c.greater + c.equal)])
     difference = np.abs(counts["cpu"] - counts["cuda"])
     assert difference.max() <= (1e-9 if dtype == torch.float64 else 30)
