@@ -11,7 +11,7 @@ from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import CurvatureError
-from fullconformal.curvature.dense import DenseFactor, factorise, inverse_triangular
+from fullconformal.curvature.dense import MANY, SMALL, DenseFactor, factorise, inverse_triangular, times_triangular
 from fullconformal.curvature.structured import add_gram
 from fullconformal.problem import Problem, flat
 from fullconformal.scores.base import rounding
@@ -192,6 +192,29 @@ def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpen
     smallest, rounding = torch.linalg.eigvalsh(H)[0], 1e-15 * p * torch.linalg.matrix_norm(H, 2)
     assert smallest - rounding <= factor.smallest_eigenvalue <= 1.1 * smallest + rounding
     assert factor.floor <= smallest + rounding
+
+
+@pytest.mark.parametrize("p", [SMALL, SMALL + 1, 300])
+@pytest.mark.parametrize("k", [1, 999, 2100])
+def test_products_with_triangular_matrices_are_those_with_whole_ones(k, p):
+    generator = torch.Generator().manual_seed(0)
+    rows, M = (torch.randn(size, p, dtype=torch.float64, generator=generator) for size in (k, p))
+    M = M.tril()
+    # Sums of p terms of size one.
+    assert (times_triangular(rows, M) - rows @ M.mT).abs().max() < p * torch.finfo(torch.float64).eps * 20
+
+
+@pytest.mark.parametrize("n", [MANY * 200 - 1, MANY * 200])
+def test_with_many_points_a_parameter_the_factor_is_an_inverse_and_solves_the_same(n):
+    generator = torch.Generator().manual_seed(0)
+    B, V = (torch.randn(size, 200, dtype=torch.float64, generator=generator) for size in (300, 5))
+    H = B.T @ B + torch.eye(200, dtype=torch.float64)
+    factor = factorise(H.clone(), n, None, 1.0, torch.float64)
+    assert factor.inverted == (n == MANY * 200)
+    solution = torch.linalg.solve(H, V.T).T
+    tol = 200 * torch.finfo(torch.float64).eps * torch.linalg.cond(H) * solution.abs().max()
+    assert (factor.solve(V) - solution).abs().max() < tol
+    assert (factor.influence(V)[0] - (V * solution).sum(1)).abs().max() < 200 * tol
 
 
 @pytest.mark.parametrize("p", [3, 8, 61])

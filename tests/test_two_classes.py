@@ -89,7 +89,7 @@ def test_p_values_are_those_of_the_general_engine(general, scheme, seed):
 def test_ties_count_half_where_p_values_are_smoothed(general):
     X, y, _ = draw(0, 60, 2, 1)
     X, y = np.concatenate([X, X]), np.concatenate([y, y])
-    small, other = (fit(X, y, random_state=0).predict_p(X[:10], smoothing=True) for fit in (
+    small, other = (fit(X, y, random_state=0).predict_p(X[:60], smoothing=True) for fit in (
         lambda X, y, **options: FullConformalClassifier(method="influence", **options).fit(X, y), general,
     ))  # fmt: skip
     np.testing.assert_array_equal(small, other)
@@ -159,6 +159,16 @@ def test_warnings_are_those_of_the_general_engine(general, n, d, l2):
             fit()
         told.append([str(w.message) for w in caught])
     assert told[0] == told[1] and len(told[0]) == (d == 10)
+
+
+def test_a_curvature_at_rounding_level_is_left_to_the_general_engine():
+    """Columns that differ by 1e-8: Cholesky may pass, but a pivot of 1e-16 is no curvature."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60)
+    X = np.stack([x, x + 1e-8 * rng.normal(size=60)], axis=1)
+    with pytest.warns(ConformalWarning, match="damped"):
+        clf = FullConformalClassifier(method="influence", l2=0.0).fit(X, (x + rng.normal(size=60) > 0).astype(int))
+    assert type(clf._engine) is Influence
 
 
 def test_a_curvature_that_needs_damping_is_left_to_the_general_engine():
