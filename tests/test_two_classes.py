@@ -16,6 +16,7 @@ from fullconformal.estimators import making
 from fullconformal.estimators.engines import Influence
 from fullconformal.estimators.two_classes import NUMBERS, TwoClasses
 from fullconformal.models import linear
+from fullconformal.scores.two_classes import two_class_bag
 
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
@@ -161,14 +162,11 @@ def test_warnings_are_those_of_the_general_engine(general, n, d, l2):
     assert told[0] == told[1] and len(told[0]) == (d == 10)
 
 
-def test_a_curvature_at_rounding_level_is_left_to_the_general_engine():
-    """Columns that differ by 1e-8: Cholesky may pass, but a pivot of 1e-16 is no curvature."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=60)
-    X = np.stack([x, x + 1e-8 * rng.normal(size=60)], axis=1)
-    with pytest.warns(ConformalWarning, match="damped"):
-        clf = FullConformalClassifier(method="influence", l2=0.0).fit(X, (x + rng.normal(size=60) > 0).astype(int))
-    assert type(clf._engine) is Influence
+@pytest.mark.parametrize(("small", "safe"), [(1e-7, True), (1e-9, False)])
+def test_a_pivot_at_rounding_level_is_no_curvature(small, safe):
+    """𝓗 = diag(½, ¼·small²), which Cholesky's method takes in any case."""
+    a, y = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, small]]), np.array([0.0, 1.0, 1.0])
+    assert (two_class_bag(a, y, np.zeros(2), np.zeros(2)) is not None) == safe
 
 
 def test_a_curvature_that_needs_damping_is_left_to_the_general_engine():
