@@ -15,7 +15,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier, metrics
+from fullconformal import (
+    ConformalWarning,
+    FullConformalClassifier,
+    JackknifePlusClassifier,
+    SplitConformalClassifier,
+    metrics,
+)
 from fullconformal.curvature import GGN, CurvatureError
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.models import mlp
@@ -224,10 +230,76 @@ def test_an_object_far_away_is_named_as_such(method, value):
     clf = FullConformalClassifier(method=method).fit(X, Y)
     far = X[:3].copy()
     far[1, 2] = value
-    with pytest.raises(
-        ValueError, match=rf"object to be predicted lies too far.*feature 2 .* is {value:.3g}".replace("+", r"\+")
-    ):
+    message = rf"object 1 of those to be predicted \(counted from 0\) lies too far.*feature 2 .* is {value:.3g}"
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
         clf.predict_p(far)
+
+
+def test_several_objects_far_away_are_listed():
+    far = X[:9].copy()
+    far[[3, 7], 1] = -1e12, 1e30
+    with pytest.raises(ValueError, match=r"object 7 of.*feature 1 .* is 1e\+30.*Far away are 3, 7\."):
+        FullConformalClassifier().fit(X, Y).predict_p(far)
+
+
+@pytest.mark.parametrize("approximation", ["direct", "indirect", "newton"])
+@pytest.mark.parametrize("scheme", ["ordinary", "deleted"])
+def test_an_object_whose_scores_overflow_is_named(approximation, scheme):
+    clf = FullConformalClassifier(method="influence", approximation=approximation, scheme=scheme).fit(X, Y)
+    far = X[:3].copy()
+    far[1, 2] = 1e200
+    with pytest.raises(ValueError, match=r"object 1 of those.*up to 1e\+200 in size, and its scores overflow float64"):
+        clf.predict_p(far)
+    far[1, 2] = 1e20  # is wild, and can be computed with
+    assert np.isfinite(clf.predict_p(far)).all()
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "ekfac", "cg", "last_layer", "last_layer_kron"])
+@pytest.mark.parametrize("scheme", ["ordinary", "deleted"])
+def test_an_object_too_large_for_single_precision_is_named(curvature, scheme):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    clf = FullConformalClassifier(net, prefit=True, curvature=curvature, scheme=scheme).fit(X.astype("f4"), Y)
+    far = X[:3].copy()
+    for value in (1e200,) if curvature == "last_layer_kron" else (1e25, 1e200):
+        far[1, 2] = value
+        with pytest.raises(ValueError, match=r"object 1\b"):
+            clf.predict_p(far)
+    with pytest.raises(ValueError, match=r"object 1\b"):
+        clf.predict_proba(far)
+
+
+@pytest.mark.parametrize("labels", [Y % 2, Y])
+@pytest.mark.parametrize(
+    ("make", "estimator"),
+    [
+        *((FullConformalClassifier, model) for model in (None, LogisticRegression(), mlp(4, (5,), 3))),
+        *(
+            (SplitConformalClassifier, model) for model in (None, mlp(4, (5,), 3))
+        ),  # scikit-learn's fit has its own words
+        *((JackknifePlusClassifier, model) for model in (None, LogisticRegression())),
+    ],
+)
+def test_a_training_value_too_large_to_square_is_named(make, estimator, labels):
+    wild = X.copy()
+    wild[:, 2] = -1e200
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(
+            ValueError, match=r"X holds -1e\+200 in column 2 \(counted from 0\), too large for .*wrong unit"
+        ):
+            make(estimator).fit(wild, labels)
+
+
+@pytest.mark.parametrize("value", [1e6, 1e12, 1e100])
+def test_a_wild_training_value_is_blamed_before_separation(value):
+    wild = X.copy()
+    wild[7, 2] = value
+    message = rf"feature 2 .* is {value:.3g} at training point 7, while half its values".replace("+", r"\+")
+    with pytest.raises(ValueError, match=message):
+        FullConformalClassifier().fit(wild, Y)
+    with pytest.raises(ValueError, match=r"feature 0 .* within 0\.\d+ of 1e\+10\. .*standardise the features"):
+        FullConformalClassifier().fit(X + 1e10, Y)  # as dates in seconds are
 
 
 @pytest.mark.parametrize("C", [None, "1", -1.0])

@@ -35,16 +35,20 @@ class NoMinimiser(ValueError):
 
 @dataclass(frozen=True)
 class Change:
-    """What each column's bag adds to and leaves out of Z: point x (d, B) with label y (B,), training index removed (B,)."""
+    """What each column's bag adds to and leaves out of Z: point x (d, B) with label y (B,), training index removed (B,).
+
+    ``row`` (B,) says which object to be predicted x is, for errors.
+    """
 
     x: Tensor
     y: Tensor
     removed: Tensor | None = None
+    row: Tensor | None = None
 
     def __getitem__(self, columns: Tensor | slice) -> Change:
         """The changes of some columns."""
-        removed = None if self.removed is None else self.removed[columns]
-        return Change(self.x[:, columns], self.y[columns], removed)
+        removed, row = (None if part is None else part[columns] for part in (self.removed, self.row))
+        return Change(self.x[:, columns], self.y[columns], removed, row)
 
 
 @dataclass(frozen=True)
@@ -99,15 +103,10 @@ class LinearBag:
         """Whether a bag without one of the classes has no minimiser."""
         return self.free[1]
 
-    def no_minimiser(self, added: Tensor | None = None) -> NoMinimiser:
-        """The error that says why no fit with added points (d, B) was found: there is one where all but the intercept is penalised."""
-        if added is not None and bool((beyond := added.abs().amax(1) / self.largest.clamp(min=1.0) > FAR).any()):
-            j = int(beyond.int().argmax())
-            return NoMinimiser(
-                f"an object to be predicted lies too far from the training points for float64: feature {j} (counted from 0, as the "
-                f"model sees it) is {float(added[j].abs().max()):.3g}, in the training points at most {float(self.largest[j]):.3g}. "
-                "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
-            )
+    def no_minimiser(self, change: Change | None = None) -> NoMinimiser:
+        """The error that says why no fit of changed bags was found: there is one where all but the intercept is penalised."""
+        if change is not None and (told := self._far_object(change)):
+            return NoMinimiser(told)
         if self.free[0]:
             return NoMinimiser(
                 "the logistic regression has no minimiser that can be found: without an l2 penalty there is none where features "
@@ -116,10 +115,46 @@ class LinearBag:
             )
         if self.free_intercept and len(self.y.unique()) < self.n_classes:
             return NoMinimiser("the logistic regression has no minimiser: a class is missing. Give each class a point.")
+        if told := self._wild_feature():
+            return NoMinimiser(told)
         return NoMinimiser(
             "the logistic regression has a minimiser too far out for float64: the features separate the classes of a bag (the points "
             f"with one added or left out), or nearly so, and the penalty n·l2 = {float(self.penalty.max()):.2g} is too small to hold "
             "the weights. Set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
+        )
+
+    def _far_object(self, change: Change) -> str:
+        """Which object lies farthest beyond the training points, in words; empty where none does."""
+        distance = change.x.abs() / self.largest.clamp(min=1.0)[:, None]
+        j, column = divmod(int(distance.argmax()), distance.shape[1])
+        if distance[j, column] <= FAR:
+            return ""
+        name, others = "an object to be predicted", ""
+        if change.row is not None:
+            name = f"object {int(change.row[column])} of those to be predicted (counted from 0)"
+            far = change.row[distance.amax(0) > FAR].unique().tolist()
+            if len(far) > 1:
+                others = f" Far away are {', '.join(map(str, far[:10]))}{' and others' * (len(far) > 10)}."
+        return (
+            f"{name} lies too far from the training points for float64: its feature {j} (counted from 0, as the model sees it) is "
+            f"{float(change.x[j, column]):.3g}, in the training points at most {float(self.largest[j]):.3g} in size.{others} "
+            "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
+        )
+
+    def _wild_feature(self) -> str:
+        """Which feature reaches far beyond the distances between its values, in words; empty where none does."""
+        centre = self.X.median(0).values
+        typical = (self.X - centre).abs().median(0).values
+        typical = torch.where(typical > 0, typical, (self.X / self.largest.clamp(min=EPS)).std(0) * self.largest)
+        distance = torch.where(typical > 0, self.largest / typical, 0.0)  # of a constant none
+        j = int(distance.argmax())
+        if distance[j] <= FAR:
+            return ""
+        return (
+            f"the logistic regression cannot be fitted in float64: feature {j} (counted from 0, as the model sees it) is "
+            f"{float(self.X[(i := int(self.X[:, j].abs().argmax())), j]):.3g} at training point {i}, while half its values lie within "
+            f"{float(typical[j]):.2g} of {float(centre[j]):.2g}. Look for a wrong unit or a placeholder, or standardise the features "
+            f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
         )
 
     @cached_property

@@ -31,7 +31,8 @@ class Counts:
 def candidates(bag: LinearBag, X: Tensor, columns: Tensor) -> Change:
     """The candidates of test points X (m, d) at some of the m·C columns, label fastest, as additions to the bag."""
     C = bag.n_classes
-    return Change(X[columns // C].T.contiguous(), columns % C)
+    row = columns // C
+    return Change(X[row].T.contiguous(), columns % C, row=row)
 
 
 def chunks(bag: LinearBag, columns: Tensor, memory: int, planes: int = 12) -> Iterator[Tensor]:

@@ -19,7 +19,6 @@ from fullconformal.convex.bag import (
     EPS,
     Change,
     LinearBag,
-    NoMinimiser,
     at_points,
     gradient,
     logits,
@@ -113,18 +112,20 @@ def _newton(bag: LinearBag, change: Change | None, theta: Tensor, iterations: in
         z = logits(bag, theta)
         pi = probabilities(z)
         G = gradient(bag, change, theta, residual(pi, bag.y[:, None]))
-        L = factor(bag, hessian(bag, change, theta, second(pi)))
+        L = factor(hessian(bag, change, theta, second(pi)))
+        if L is None:
+            raise bag.no_minimiser(change)
         step = torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(d, K, B)
         dz = logits(bag, step)
         R = range_of(dz).amax(0)
         if change is not None:
             R = torch.maximum(R, range_of(at_points(change.x, step)))
         if not bool(torch.isfinite(R).all()):  # overflow, of which no length would make a step
-            raise bag.no_minimiser()
+            raise bag.no_minimiser(change)
         theta = theta - _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1))) * step
         if not bool((R > 1e-7).any()):
             return theta
-    raise bag.no_minimiser()
+    raise bag.no_minimiser(change)
 
 
 def _length(
@@ -162,7 +163,7 @@ def _certified(bag: LinearBag, change: Change | None, theta: Tensor) -> tuple[Fi
     C = curvature(bag, change, theta, second(pi))
     _, kappa, error = certify(bag, change, theta, G, C)
     if not bool((error < 1e-6).all()):
-        raise bag.no_minimiser()
+        raise bag.no_minimiser(change)
     return Fits(theta, error, G), C, kappa
 
 
@@ -273,8 +274,5 @@ def _finish(bag: LinearBag, change: Change, columns: Tensor, fits: Fits) -> None
     for first in range(0, len(columns), width):
         at = columns[first : first + width]
         start = bag.base.theta[:, :, None].expand(d, K, len(at))
-        try:
-            part, _, _ = _certified(bag, change[at], _newton(bag, change[at], start))
-        except NoMinimiser as error:
-            raise bag.no_minimiser(change.x[:, at]) from error
+        part, _, _ = _certified(bag, change[at], _newton(bag, change[at], start))
         fits.theta[:, :, at], fits.error[at], fits.gradient[:, :, at] = part.theta, part.error, part.gradient

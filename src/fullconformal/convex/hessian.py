@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fullconformal.convex.bag import Change, LinearBag, NoMinimiser, at_points
+from fullconformal.convex.bag import Change, LinearBag, at_points
 from fullconformal.convex.loss import pairs, probabilities, second, unpacked
 
 
@@ -58,13 +58,13 @@ def _one_thread(p: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def factor(bag: LinearBag, H: Tensor) -> Tensor:
-    """Cholesky factors (B, p, p) of the Hessians of a bag's changes."""
+def factor(H: Tensor) -> Tensor | None:
+    """Cholesky factors (B, p, p) of Hessians; None where one has none."""
     L: Tensor
     with _one_thread(H.shape[1]):
         L, info = torch.linalg.cholesky_ex(H)
     if bool(info.any()) or not bool(torch.isfinite(L.diagonal(dim1=1, dim2=2)).all()):
-        raise bag.no_minimiser()
+        return None
     return L
 
 
@@ -87,11 +87,10 @@ def curvature(
     """
     d, K, B = theta.shape
     H = hessian(bag, change, theta, S, dtype)
-    try:
-        L = factor(bag, H)
-    except NoMinimiser:
+    L = factor(H)
+    if L is None:
         if dtype == torch.float64:
-            raise
+            raise bag.no_minimiser(change)
         return curvature(bag, change, theta, S)
     with _one_thread(d * K):
         M = torch.cholesky_inverse(L).mT.contiguous()  # symmetric, and laid out by columns

@@ -221,7 +221,7 @@ def _smallest_that_works(
         raise CurvatureError("no damping up to 10,000 times the mean diagonal makes the curvature positive definite")
     low = max(high / 10, least)
     for _ in range(3):
-        middle = math.sqrt(low * high)
+        middle = math.sqrt(low) * math.sqrt(high)  # whose product may overflow
         better = cholesky(middle)
         if better is None:
             low = middle

@@ -1,4 +1,4 @@
-"""Checks of what users give: labels, and options of a kind and size."""
+"""Checks of what users give: labels, values, and options of a kind and size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
+
+REMEDY = "Look for a wrong unit or a placeholder, scale that feature, or leave the object out."
 
 
 def check_labels(y: Any) -> None:
@@ -62,6 +64,26 @@ def native(X: Any) -> Any:
         return X
     kind = np.dtype(np.float64) if X.dtype.kind == "O" or X.dtype.char == "g" else X.dtype.newbyteorder("=")
     return X.astype(kind, copy=False)
+
+
+def place(at: list[int]) -> str:
+    """Where in an object of X a value is, in words."""
+    return f"{'column' if len(at) == 2 else 'place'} {', '.join(map(str, at[1:]))} (counted from 0)"
+
+
+def check_squares(X: Any, dtype: str) -> None:
+    """Raise where the squares of X (n, ...), of which curvatures are made, overflow; one product tells that none do."""
+    if X.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.vdot(X, X)):
+            return
+    at = [int(i) for i in np.unravel_index(int(np.abs(X).argmax()), X.shape)]
+    value, most = float(X[tuple(at)]), float(np.finfo(dtype).max / X.size) ** 0.5
+    if abs(value) > most:
+        raise ValueError(
+            f"X holds {value:.3g} in {place(at)}, too large for a fit in {dtype}: squares overflow beyond {most:.2g}. {REMEDY}"
+        )
 
 
 def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

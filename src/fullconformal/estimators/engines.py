@@ -20,7 +20,7 @@ from fullconformal.estimators.fitting import to_tensor
 from fullconformal.estimators.shards import Fit, Work
 from fullconformal.models.fitting import alone
 from fullconformal.problem import Problem
-from fullconformal.scores.base import Counts, Progress, Training, all_scores, count_scores, prepare
+from fullconformal.scores.base import Counts, Progress, Training, all_scores, check_far, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton
@@ -97,7 +97,7 @@ class Differentiable(Engine):
 
     def log_proba(self, X: Any) -> FloatArray:
         """Logarithms (m, C) of the model's probabilities."""
-        return problem_log_proba(self.problem, X)
+        return finite_rows(problem_log_proba(self.problem, X))
 
     def precision(self, X: Any) -> float:
         """The unit of rounding of `log_proba`."""
@@ -148,6 +148,7 @@ class Influence(Differentiable):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, training = self.inputs(X), self.training
+        check_far(APPROXIMATIONS[query.approximation], training, X)
         weight = None if query.weight is None else torch.as_tensor(query.weight, device=X.device)
         if training.factor.travels and query.work.shared:
             asked = Query(query.q, query.approximation, query.prune)
@@ -204,6 +205,16 @@ def shard_counts(
     training = prepare(problem, factor, memory, keeps_solved(problem, factor, query.prune), known)
     out = influence_counts(training, X, weight, query)
     return np.stack([out.greater, out.equal])
+
+
+def finite_rows(log_proba: FloatArray) -> FloatArray:
+    """Log-probabilities (m, C) as they are; an error where a row of them is no number."""
+    if np.isnan(log_proba.sum()):
+        row = int(np.isnan(log_proba).any(1).argmax())
+        raise ValueError(
+            f"the model's logits of object {row} of those to be predicted (counted from 0) are not finite; leave it out, or clip it."
+        )
+    return log_proba
 
 
 def problem_log_proba(problem: Problem, X: Any) -> FloatArray:

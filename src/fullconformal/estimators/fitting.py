@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
+from fullconformal.estimators.checks import REMEDY, check_squares, place
 from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, read, supported
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
@@ -85,9 +86,21 @@ def check_module(module: nn.Module, frozen_allowed: bool = False) -> None:
         )
 
 
-def to_tensor(X: Any, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """A fresh tensor of the given device and dtype."""
-    return torch.as_tensor(np.array(X, copy=True)).to(device=device, dtype=dtype)
+def to_tensor(X: Any, device: torch.device | str, dtype: torch.dtype, *, training: bool = False) -> Tensor:
+    """A fresh tensor of the given device and dtype, in which finite values stay finite."""
+    given = torch.as_tensor(np.array(X, copy=True))
+    out = given.to(device=device, dtype=dtype)
+    if given.is_floating_point() and given.element_size() > out.element_size() and bool((lost := out.isinf()).any()):
+        at = lost.nonzero()[0].tolist()
+        row = "" if training else f"object {at[0]}, "  # parts of a split are in an order of their own
+        where = f"{row}{place(at)}"
+        raise ValueError(f"X holds {float(given[tuple(at)]):.3g} in {where}, too large for {name_of(dtype)}. {REMEDY}")
+    return out
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype as NumPy calls it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def fit_transformer(head: Pipeline | None, X: Any, y: Any, prefit: bool) -> tuple[Pipeline | None, Any]:
@@ -108,13 +121,15 @@ def transform(head: Pipeline, X: Any) -> Any:
 def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings) -> Problem:
     """Fit the classifier to X (n, ...) and label indices y (n,), and state the problem at its parameters."""
     n_classes = len(classes)
+    if not isinstance(final, nn.Module):
+        check_squares(X, name_of(settings.dtype or torch.float64))
     module, penalty = _module(final, X, y, classes, settings)
     # Half precision has no factorisations.
     dtype = settings.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
     if final is not None or dtype != torch.float64 or torch.device(settings.device).type != "cpu":
         module = module.to(device=settings.device, dtype=dtype)
     module.eval()
-    Xt, yt = to_tensor(X, settings.device, dtype), torch.as_tensor(y, device=settings.device)
+    Xt, yt = to_tensor(X, settings.device, dtype, training=True), torch.as_tensor(y, device=settings.device)
     given = settings.head is not None and settings.prefit  # a pretrained backbone may know other classes
     if final is not None and not given:
         check_outputs(module, Xt, n_classes)

@@ -106,6 +106,11 @@ class Head:
         batches = (torch.as_tensor(np.array(X[at : at + BATCH])) for at in range(0, len(X), BATCH))
         parts = [self(x.to(self.device, self.dtype)) for x in batches]
         phi, logits = (torch.cat(part) for part in zip(*parts, strict=True))
+        if not bool((finite := logits.isfinite().all(1) & phi.isfinite().all(1)).all()):
+            raise ValueError(
+                f"the model's features or logits of object {int(finite.int().argmin())} of those to be predicted (counted from 0) are "
+                "not finite; leave it out, or clip it."
+            )
         return phi, logits
 
     def penalty(self, penalties: Mapping[str, float], part: str) -> float:

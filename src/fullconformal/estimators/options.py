@@ -212,8 +212,8 @@ class FullOptions(ConformalClassifier):
         if self.curvature == "last_layer_kron":  # its state is checked once its size is known
             return
         module = copy.deepcopy(final).eval().cpu()
-        dtype = DTYPES[self.dtype] or next(module.parameters()).dtype
-        x = to_tensor(X[:2], "cpu", dtype)
+        dtype = DTYPES[self.dtype] or torch.promote_types(next(module.parameters()).dtype, torch.float32)
+        x = to_tensor(X[:2], "cpu", dtype, training=True)
         check_outputs(module.to(dtype), x, n_classes)
         n, l2 = len(X), L2_NETWORK if self.l2 is None else self.l2
         one = x[:1].expand(n, *x.shape[1:])  # as many points as there are, without their memory

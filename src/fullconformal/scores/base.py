@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.curvature.base import SMALL, Factor, Halves
+from fullconformal.curvature.base import SMALL, CurvatureError, Factor, Halves
 from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
 PORTION = 1024  # points whose gradients are written out together on a CPU
@@ -249,6 +249,31 @@ def count_excess(
         if excess.abs().amin() > slack.max() + own_slack.max():
             return above, 0.0
     return pvalues.count(excess, 0.0, (slack, own_slack), weight, axis=-1)
+
+
+@torch.no_grad()
+def check_far(scorer: Scorer, training: Training, X: Tensor) -> None:
+    """Raise where the scores of an object in X (m, ...) overflow; looked for where fourth powers of its values do.
+
+    With q = 0 the score holds ŝ, the largest there is.
+    """
+    most = torch.finfo(X.dtype).max ** 0.25
+    if max(-(ends := torch.aminmax(X)).min, ends.max) <= most:
+        return
+    size = X.abs().flatten(1).amax(1)
+    for row in (size > most).nonzero()[:, 0].tolist():
+        try:
+            tau, alpha = scorer(training, X[row : row + 1], 0.0)
+            blocks = (alpha(slice(at, at + 256)) for at in range(0, training.problem.n, 256))
+            finite = all(bool(part.isfinite().all()) for part in (tau, *blocks))
+        except (torch.linalg.LinAlgError, CurvatureError):  # type: ignore[attr-defined]  # of what is not finite
+            finite = False
+        if not finite:
+            raise ValueError(
+                f"object {row} of those to be predicted (counted from 0) holds values up to {float(size[row]):.3g} in size, and its "
+                f"scores overflow {str(X.dtype).removeprefix('torch.')}. Look for a wrong unit or a placeholder, and leave such "
+                "objects out or clip them."
+            )
 
 
 @torch.no_grad()
