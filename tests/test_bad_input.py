@@ -17,6 +17,7 @@ from torch import nn
 
 from fullconformal import (
     ConformalWarning,
+    CVPlusClassifier,
     FullConformalClassifier,
     JackknifePlusClassifier,
     SplitConformalClassifier,
@@ -64,6 +65,13 @@ class Explodes(nn.Module):
         ({"device": "quantum"}, "device='quantum'"),
         ({"prefit": "no"}, "prefit='no' is not allowed; give True or False"),
         ({"class_conditional": "no"}, "class_conditional='no' is not allowed"),
+        ({"n_jobs": "two"}, "n_jobs='two' is not allowed; give None, a whole number ≥ 1, or -1"),
+        ({"n_jobs": 0}, "n_jobs=0 is not allowed"),
+        ({"n_jobs": 1.5}, "n_jobs=1.5 is not allowed"),
+        ({"checkpoint": 3}, "checkpoint=3 is not allowed; give None or the path of a folder"),
+        ({"verbose": "no"}, "verbose='no' is not allowed; give 0 or 1"),
+        ({"max_epochs": 1.5}, "max_epochs=1.5 is not allowed; give a whole number"),
+        ({"max_epochs": -1}, "max_epochs=-1 is not allowed"),
         ({"prefit": True}, "prefit=True needs a fitted estimator"),
         ({"estimator": nn.ReLU()}, "no trainable parameters"),
         (
@@ -83,6 +91,37 @@ class Explodes(nn.Module):
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         FullConformalClassifier(**options).fit(X, Y)
+
+
+@pytest.mark.parametrize("make", [SplitConformalClassifier, CVPlusClassifier, JackknifePlusClassifier])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: "no"} for name in ("randomized", "class_conditional", "prefit", "allow_empty", "verbose", "n_jobs")),
+        {"max_epochs": 1.5},
+    ],
+)
+def test_bad_options_of_the_alternatives(make, options):
+    (name,) = options
+    if name in make._get_param_names():
+        with pytest.raises(ValueError, match=f"{name}={options[name]!r} is not allowed; give"):
+            make(**options).fit(X, Y)
+    else:
+        with pytest.raises(TypeError, match=name):
+            make(**options)
+
+
+@pytest.mark.parametrize("options", [{"verbose": True}, {"verbose": np.int64(0)}, {"n_jobs": np.int64(1)}])
+def test_options_that_are_numbers_of_another_kind(options):
+    FullConformalClassifier(**options).fit(X, Y)
+    CVPlusClassifier(**options).fit(X, Y)
+
+
+def test_no_epochs_leave_the_fit_to_the_polish():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    clf = FullConformalClassifier(net, max_epochs=0).fit(X, Y)
+    assert clf.diagnose().gradient <= 1e-5 * len(Y)  # of the sum, where L-BFGS stops at 1e-5 of the mean
 
 
 def test_unsupported_estimators_name_the_supported():

@@ -16,7 +16,14 @@ from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.estimators.base import ConformalClassifier, first_rows, progress_bar, warn_unreachable
-from fullconformal.estimators.checks import check_number, check_option, check_whole, encode_labels
+from fullconformal.estimators.checks import (
+    check_flags,
+    check_number,
+    check_option,
+    check_running,
+    check_whole,
+    encode_labels,
+)
 from fullconformal.estimators.fitting import (
     Settings,
     check_estimator_kind,
@@ -123,6 +130,9 @@ class CalibratedClassifier(ConformalClassifier):
     def _check_params(self) -> None:
         check_option("conformity_score", self.conformity_score, SCORES)
         check_levels(self.confidence_level)
+        flags = ("randomized", "class_conditional", "prefit", "allow_empty")
+        check_flags(self, *(name for name in flags if hasattr(self, name)))
+        check_running(self)
         check_whole("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         if self.l2 is not None:
             check_number("l2", self.l2, 0, "None or a number ≥ 0")

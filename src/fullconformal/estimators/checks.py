@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,6 +127,24 @@ def check_whole(name: str, value: Any, low: int, what: str) -> None:
     """Raise unless value is a whole number ≥ low."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
         raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
+def check_flags(options: Any, *names: str) -> None:
+    """Raise unless the options of these names are truth values: "no" would count as yes."""
+    for name in names:
+        if not isinstance(value := getattr(options, name), (bool, np.bool_)):
+            raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
+
+
+def check_running(options: Any) -> None:
+    """Raise where n_jobs, checkpoint or verbose, of those there are, cannot be meant."""
+    jobs, folder = getattr(options, "n_jobs", None), getattr(options, "checkpoint", None)
+    if jobs is not None and (not isinstance(jobs, (int, np.integer)) or isinstance(jobs, bool) or jobs == 0):
+        raise ValueError(f"n_jobs={jobs!r} is not allowed; give None, a whole number ≥ 1, or -1 for all cores.")
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        raise ValueError(f"checkpoint={folder!r} is not allowed; give None or the path of a folder.")
+    if not isinstance(options.verbose, (bool, np.bool_)):
+        check_whole("verbose", options.verbose, 0, "0 or 1")
 
 
 def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:

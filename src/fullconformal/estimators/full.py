@@ -69,7 +69,8 @@ class FullConformalClassifier(FullOptions):
         Skip products whose outcome is certain; p-values are the same. "auto": where the curvature is positive definite and
         it is estimated to be faster.
     max_epochs : int, default=200
-        Of Adam, before the last polish, for modules that are trained here.
+        Of Adam, for modules that are trained here; L-BFGS follows until the gradient is small. 0 leaves all to that, from the
+        module's own weights.
     device : str, default="auto"
         "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small.
     dtype : {"auto", "float32", "float64"}, default="auto"

@@ -14,7 +14,7 @@ from torch import nn
 
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, Curvature, Dual, Hessian
 from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.checks import check_number, check_option
+from fullconformal.estimators.checks import check_flags, check_number, check_option, check_running, check_whole
 from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
 from fullconformal.estimators.engines import APPROXIMATIONS
 from fullconformal.estimators.fitting import L2_NETWORK, check_estimator_kind, check_outputs, split_pipeline, to_tensor
@@ -100,11 +100,10 @@ class FullOptions(ConformalClassifier):
                 raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
         if self.l2 is not None:
             check_number("l2", self.l2, 0, "None or a number ≥ 0")
-        for name in ("prefit", "class_conditional"):  # "no" would count as yes
-            if not isinstance(value := getattr(self, name), (bool, np.bool_)):
-                raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
+        check_flags(self, "prefit", "class_conditional")
+        check_running(self)
         check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
-        check_number("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
+        check_whole("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
         check_option("dtype", self.dtype, tuple(DTYPES))
         check_levels(self.confidence_level)
         final = split_pipeline(self.estimator)[1]
