@@ -21,6 +21,7 @@ from fullconformal import (
     FullConformalClassifier,
     JackknifePlusClassifier,
     SplitConformalClassifier,
+    compare,
     metrics,
 )
 from fullconformal.curvature import GGN, CurvatureError
@@ -231,6 +232,43 @@ def test_split_checks_its_share():
 def test_missing_labels_are_counted_and_located(labels, estimator):
     with pytest.raises(ValueError, match=r"y has no label at 1 of its 40 places, the first at 0 \(counted from 0\)"):
         FullConformalClassifier(estimator).fit(X, labels)
+
+
+KINDS = [
+    *((pd.Series(Y, dtype=name), [0, 1, 2], kind) for name, kind in (("Int64", "i"), ("UInt8", "u"))),
+    (pd.Series(Y).astype("int64[pyarrow]"), [0, 1, 2], "i"),
+    (pd.array(Y, dtype="Int64"), [0, 1, 2], "i"),
+    (pd.Series(Y % 2 == 1, dtype="boolean"), [False, True], "b"),
+    (pd.Series(list("abc"))[Y].astype("string"), ["a", "b", "c"], "O"),
+    (np.array(Y.tolist(), dtype=object), [0, 1, 2], "i"),
+    (np.array((Y % 2 == 1).tolist(), dtype=object), [False, True], "b"),
+    (np.ma.masked_array(Y), [0, 1, 2], "i"),  # nothing is masked
+]
+
+
+@pytest.mark.parametrize(("labels", "classes", "kind"), KINDS)
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+@pytest.mark.parametrize("estimator", [None, make_pipeline(StandardScaler(), LogisticRegression())])
+def test_labels_keep_their_kind(make, estimator, labels, classes, kind):
+    clf = make(estimator, random_state=0).fit(X, labels)
+    assert clf.classes_.dtype.kind == kind
+    assert [(type(label), label) for label in clf.classes_.tolist()] == [(type(label), label) for label in classes]
+    if make is FullConformalClassifier:
+        assert clf.recalibrate(X, labels).predict_p(X[:2]).shape == (2, len(classes))
+    if estimator is None:
+        assert compare([make(random_state=0)], X, labels, X, labels).classes.tolist() == classes
+
+
+@pytest.mark.parametrize("estimator", [None, make_pipeline(StandardScaler(), LogisticRegression()), nn.Linear(4, 3)])
+def test_masked_values_are_not_taken_for_values(estimator):
+    hidden = np.ma.masked_array(X, mask=np.arange(160).reshape(40, 4) % 40 == 0)
+    with pytest.raises(ValueError, match="X is a masked array with 4 of its 160 values masked; impute them"):
+        FullConformalClassifier(estimator).fit(hidden, Y)
+    with pytest.raises(ValueError, match="y is a masked array with 1 of its 40 values masked; leave such points out"):
+        FullConformalClassifier(estimator).fit(X, np.ma.masked_array(Y, mask=Y * 0 + (np.arange(40) == 7)))
+    clf = FullConformalClassifier(estimator, max_epochs=1).fit(X, Y)
+    with pytest.raises(ValueError, match="X is a masked array"):
+        clf.predict_p(hidden)
 
 
 def test_bytes_are_no_labels():

@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.utils.validation import _num_samples, column_or_1d
 
 from fullconformal.estimators.base import ConformalClassifier, progress_bar
+from fullconformal.estimators.checks import labels as labels_of
 from fullconformal.estimators.cross import CVPlusClassifier
 from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.estimators.full import FullConformalClassifier
@@ -196,8 +197,8 @@ def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray
             raise ValueError(
                 f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; they must be as many."
             )
-    classes = np.unique(column_or_1d(y))
-    truth = column_or_1d(y_test)
+    classes = np.unique(column_or_1d(labels_of(y)))
+    truth = column_or_1d(labels_of(y_test))
     unseen = sorted(set(truth.tolist()) - set(classes.tolist()))
     if unseen:
         raise ValueError(

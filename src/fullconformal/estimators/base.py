@@ -20,7 +20,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 from torch import Tensor, nn
 
 from fullconformal import sets
-from fullconformal.estimators.checks import check_columns, check_labels, native, takes_missing
+from fullconformal.estimators.checks import check_columns, labels, native, takes_missing, unmasked
 from fullconformal.estimators.fitting import split_pipeline
 
 Array = npt.NDArray[Any]
@@ -217,10 +217,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
         X, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in (X, y))
+        X, y = unmasked("X", X), labels(y)
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         head, final = split_pipeline(self.estimator)
-        if not isinstance(y, str) and y is not None:
-            check_labels(y)
         if head is None:
             if self._is_plain(X, y, reset):
                 self.n_features_in_ = X.shape[1]

@@ -15,6 +15,31 @@ from sklearn.utils.multiclass import check_classification_targets
 REMEDY = "Look for a wrong unit or a placeholder, scale that feature, or leave the object out."
 
 
+def unmasked(name: str, array: Any) -> Any:
+    """Data of a masked array in which nothing is masked; an error where something is, as scikit-learn would take it for a value."""
+    if not isinstance(array, np.ma.MaskedArray):
+        return array
+    if masked := int(np.ma.getmaskarray(array).sum()):
+        remedy = "leave such points out" if name == "y" else "impute them, or leave such objects out"
+        raise ValueError(f"{name} is a masked array with {masked} of its {array.size} values masked; {remedy}.")
+    return array.data
+
+
+def labels(y: Any) -> Any:
+    """Labels as NumPy has them, none missing: pandas' whole numbers and truth values, and objects that all are such, keep their kind."""
+    if isinstance(y, str) or y is None:  # none are meant, or none given
+        return y
+    y = unmasked("y", y)
+    check_labels(y)
+    kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)  # of extension arrays
+    if kind is not None and kind.kind in "biu":
+        return np.asarray(y, dtype=kind)
+    if getattr(getattr(y, "dtype", None), "kind", "") == "O" and len({type(label) for label in y}) == 1:
+        found = np.asarray(y.tolist())
+        return found if found.shape == y.shape and found.dtype.kind in "biu" else y
+    return y
+
+
 def check_labels(y: Any) -> None:
     """Raise where labels (n,) are missing, or are bytes."""
     y = np.asarray(y)

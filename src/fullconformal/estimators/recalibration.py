@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sklearn.utils.validation import _num_samples, column_or_1d
 
 from fullconformal import pvalues
+from fullconformal.estimators.checks import labels
 from fullconformal.scores.refits import TIED
 
 FloatArray = npt.NDArray[np.float64]
@@ -16,7 +17,7 @@ FloatArray = npt.NDArray[np.float64]
 
 def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Label indices (m,) of fresh points, which must be known labels, one for each object."""
-    y = column_or_1d(y)
+    y = column_or_1d(labels(y))
     unseen = sorted(set(y.tolist()) - set(classes.tolist()))
     if unseen:
         raise ValueError(f"y holds labels unseen in training: {unseen[:5]}; the classes are {classes.tolist()}.")
