@@ -6,6 +6,7 @@ influence of z on the parameters −(1/N)·H⁻¹∇ℓ(z), with H the Hessian o
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,48 @@ def newton_scores(oracle: Oracle, H: Tensor, damping: float, X: Tensor, q: float
                 fbar = fbar + pseudo_shift(Abar, Sbar, rbar, lambda M: fractional(M, -q), -1)
                 alpha[j, i, label] = torch.logsumexp(fbar, 0) - fbar[oracle.y[i]]
     return alpha, tau
+
+
+def newton_digits(W: list, X: list, y: list, penalty: float, x: list, q: int) -> tuple:
+    """`newton_scores` of one object and a linear model W (C, d) in 60 digits, q = 0 or 1: α (n, C), τ (C,), largest eigenvalue of SA."""
+    with mpmath.workdps(60):
+        W, n_classes = mpmath.matrix(W), len(W)
+
+        def soft(f):
+            e = [mpmath.exp(v) for v in f]
+            return mpmath.matrix([v / sum(e) for v in e])
+
+        def curvature(pi):
+            return mpmath.diag(list(pi)) - pi * pi.T
+
+        def unit(label):
+            return mpmath.matrix([int(c == label) for c in range(n_classes)])
+
+        def jacobian(point):
+            return mpmath.matrix([[v * (c == k) for k in range(n_classes) for v in point] for c in range(n_classes)])
+
+        def loss(f, label):
+            return float(mpmath.log1p(sum(mpmath.exp(f[c] - f[label]) for c in range(n_classes) if c != label)))
+
+        J, own = [jacobian(point) for point in X], jacobian(x)
+        F, f = [W * mpmath.matrix(point) for point in X], W * mpmath.matrix(x)
+        H = penalty * mpmath.eye(own.cols)
+        for Ji, fi in zip(J, F, strict=True):
+            H += Ji.T * curvature(soft(fi)) * Ji
+        S, A, eye = curvature(soft(f)), own * mpmath.inverse(H) * own.T, mpmath.eye(n_classes)
+        added = mpmath.inverse(H + own.T * S * own)
+        alpha, tau, largest = np.zeros((len(X), n_classes)), np.zeros(n_classes), 0.0
+        for label in range(n_classes):
+            r = soft(f) - unit(label)
+            tau[label] = loss(f if q else f - A * mpmath.lu_solve(eye + S * A, r), label)
+            for i, (Ji, fi) in enumerate(zip(J, F, strict=True)):
+                fbar, Abar = fi - Ji * (added * (own.T * r)), Ji * added * Ji.T
+                if q:
+                    T = curvature(soft(fbar)) * Abar
+                    largest = max(largest, *(float(abs(v)) for v in mpmath.eig(T, left=False, right=False)))
+                    fbar = fbar + Abar * mpmath.lu_solve(eye - T, soft(fbar) - unit(y[i]))
+                alpha[i, label] = loss(fbar, y[i])
+        return alpha, tau, largest
 
 
 def pseudo_shift(A: Tensor, S: Tensor, r: Tensor, power, sign: int) -> Tensor:

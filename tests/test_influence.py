@@ -9,7 +9,8 @@ from cases import CURVATURES, DENSE, MODELS, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live import Live
-from oracles import Oracle, algorithm_2, newton_scores
+from oracles import Oracle, algorithm_2, newton_digits, newton_scores
+from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.estimators.fitting import minimise
@@ -85,6 +86,29 @@ def test_newton_scores_equal_the_literal_formula(name, curvature, seed, q):
     scale = 1 + np.abs(alpha).max() + np.abs(tau).max()
     assert np.abs(ours.mT.numpy() - alpha).max() < 1e-9 * scale
     assert np.abs(own.numpy() - tau).max() < 1e-9 * scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("q", [0, 1])
+@pytest.mark.parametrize(("scale", "penalty"), [(15, 5.0), (30, 20.0)])
+def test_newton_scores_keep_their_digits_where_the_model_is_sure(dtype, q, scale, penalty):
+    """Losses down to 4e-21 and influences near nothing, against 60 digits, within what counting grants to a loss."""
+    torch.manual_seed(1)
+    X, Xt, layer = torch.randn(30, 2).to(dtype), torch.randn(2, 2).to(dtype), nn.Linear(2, 3).to(dtype)
+    with torch.no_grad():
+        layer.weight *= scale
+        y = torch.where(torch.rand(30) < 0.8, layer(X).argmax(1), torch.randint(3, (30,)))
+    problem = Problem(nn.Sequential(layer), X, y, {"0.weight": penalty, "0.bias": penalty})
+    training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
+    ours, own = all_scores(newton, training, Xt, float(q))
+    W = torch.cat([layer.weight, layer.bias[:, None]], 1).tolist()
+    points, objects = (torch.cat([part, torch.ones(len(part), 1)], 1).tolist() for part in (X, Xt))
+    for x, alpha, tau in zip(objects, ours.double().numpy(), own.double().numpy(), strict=True):
+        true_alpha, true_tau, largest = newton_digits(W, points, y.tolist(), penalty, x, q)
+        assert true_alpha.min() < 1e-10
+        assert largest < 0.5  # no point decides its own prediction, of which the formula says nothing
+        assert np.abs(alpha.T / true_alpha - 1).max() < training.loss_rounding
+        assert np.abs(tau / true_tau - 1).max() < training.loss_rounding
 
 
 def test_a_removal_beyond_leverage_one_makes_a_point_nonconforming():

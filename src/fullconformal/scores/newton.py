@@ -5,17 +5,21 @@
 
 These are the formulas of q = 1. For other q the removal is taken by `shift` with t ↦ ((1−t)^(−q) − 1)/t and the candidate's own
 addition with t ↦ ((1+t)^(q−1) − 1)/t: nothing removed and all added at q = 0, the reverse at q = 1.
+
+The loss is blind to what all logits have in common, and so are r and S; J is taken without it, since 𝓗⁻¹ may be huge along there and
+A and B would lose their digits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import softmax_root
-from fullconformal.problem import candidate_losses, flat, residuals, softmax_curvature
+from fullconformal.problem import Rows, candidate_losses, flat, losses, residuals, softmax_curvature
 from fullconformal.scores.base import Alpha, Training
 
 
@@ -24,24 +28,23 @@ def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     problem, factor = training.problem, training.factor
     logits, J = problem.jacobian(X)
     m, n_classes = logits.shape
-    written = flat(J)
+    written = centred(J)
     solved = factor.solve(written.flatten(0, 1)).view_as(written)  # Ĵ𝓗⁻¹, (m, C, p)
     A = written @ solved.mT
     S = softmax_curvature(logits)
     eye = torch.eye(n_classes, dtype=X.dtype, device=X.device)
-    r = torch.softmax(logits, -1)[:, None, :] - eye  # r̂_y, (m, C labels, C)
+    every = torch.arange(n_classes, device=X.device).repeat(m)
+    r = residuals(logits.repeat_interleave(n_classes, 0), every).view(m, n_classes, n_classes)  # r̂_y, (m, C labels, C)
     M = torch.linalg.inv(eye + S @ A)
     tau = candidate_losses(logits)
     if q < 1:
-        moved = logits[:, None, :] + shift(
-            A[:, None], S[:, None], r, lambda t: _ratio(lambda u: (1 + u) ** (q - 1), t, q - 1)
-        )
+        moved = logits[:, None, :] + shift(A[:, None], S[:, None], r, lambda t: growth(t, q - 1))
         tau = candidate_losses(moved).diagonal(dim1=1, dim2=2)
 
     def alpha(block: slice) -> Tensor:
         Z, y = problem.X[block], problem.y[block]
         f, Ji = problem.jacobian(Z)
-        Jw = flat(Ji)
+        Jw = centred(Ji)
         k = len(Z)
         Ai = Jw @ factor.solve(Jw.flatten(0, 1)).view_as(Jw).mT
         scores = []
@@ -53,11 +56,15 @@ def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
             labels = y.repeat_interleave(n_classes)
             if q > 0:
                 fbar = fbar + removal(Abar.repeat_interleave(n_classes, 0), fbar, residuals(fbar, labels), q)
-            loss = torch.logsumexp(fbar, -1) - fbar.gather(-1, labels[:, None])[:, 0]
-            scores.append(loss.view(k, n_classes).T)
+            scores.append(losses(fbar, labels).view(k, n_classes).T)
         return torch.stack(scores)
 
     return tau, alpha
+
+
+def centred(J: list[Rows]) -> Tensor:
+    """Jacobians (k, C, p) without the mean of their rows."""
+    return flat([Rows(left - left.mean(1, keepdim=True), right) for left, right in J])
 
 
 def removal(A: Tensor, f: Tensor, r: Tensor, q: float) -> Tensor:
@@ -68,7 +75,7 @@ def removal(A: Tensor, f: Tensor, r: Tensor, q: float) -> Tensor:
     """
     S = softmax_curvature(f)
     if q < 1:
-        return shift(A, S, r, lambda t: _ratio(lambda u: (1 - u).clamp_min(1e-9) ** (-q), t, q))
+        return shift(A, S, r, lambda t: -growth(-t, -q))
     # (I − SA)⁻¹ = I + B(I − BᵀAB)⁻¹BᵀA with S = BBᵀ: one Cholesky a point.
     B = softmax_root(f)
     Ar = A @ r[..., None]
@@ -91,7 +98,7 @@ def shift(A: Tensor, S: Tensor, r: Tensor, phi: Callable[[Tensor], Tensor]) -> T
     return out
 
 
-def _ratio(power: Callable[[Tensor], Tensor], t: Tensor, slope: float) -> Tensor:
-    """(power(t) − 1)/t, and its limit near t = 0."""
-    small = t.abs() < 1e-7
-    return torch.where(small, torch.full_like(t, slope), (power(t) - 1) / torch.where(small, torch.ones_like(t), t))
+def growth(t: Tensor, power: float) -> Tensor:
+    """((1 + t)^power − 1)/t with 1 + t taken no less than 1e-9, and its limit at t = 0."""
+    grown = torch.expm1(power * torch.log1p(t.clamp_min(-1)).clamp_min(math.log(1e-9)))
+    return torch.where(t == 0, power, grown / t)
