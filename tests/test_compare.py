@@ -324,7 +324,7 @@ def test_the_usual_methods_wrap_what_is_given():
         assert method.estimator.C == 3.0 and method.random_state == 7
         clone(method)
     assert list(default_methods(GaussianNB())) == ["full CP", "split", "RAPS", "CV+"]
-    assert list(default_methods(None, work=2 * MUCH)) == ["full CP, influence", "split", "RAPS", "CV+"]
+    assert list(default_methods(None, seconds=2 * MUCH)) == ["full CP, influence", "split", "RAPS", "CV+"]
 
 
 def test_progress_is_shown_where_it_was_asked_for_and_bars_are_not_nested(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The methods beyond influence as people use them: symmetric, exact, heads, certificates, recalibration, audits."""
 
 import pickle
+import time
 import warnings
 
 import numpy as np
@@ -23,7 +24,9 @@ from torch import nn
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.convex import precision
 from fullconformal.estimators import refits
+from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.models import KernelDensityClassifier, mlp
+from fullconformal.models.fitting import threads
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
@@ -402,6 +405,24 @@ def test_audits_refuse_what_refits_cannot_answer():
     for options in ({"scheme": "studentized"}, {"scheme": "deleted", "class_conditional": True}):
         with pytest.raises(ValueError, match="an audit compares with refits"):
             clf.set_params(**options).audit(Xt)
+
+
+def test_foretold_times_grow_as_the_time_does():
+    """Few classes with many inputs against many with few: what is foretold is off by much the same factor, whatever the machine.
+
+    The coefficients meet measured times within a factor of two each way; as much again is granted to a busy machine.
+    """
+    rng, off = np.random.default_rng(0), []
+    with threads(1):
+        for n, d, C, m in ((2000, 30, 2, 200), (300, 4, 30, 1)):
+            X, y = rng.normal(size=(n, d)), np.arange(n) % C
+            clf, taken = FullConformalClassifier().fit(X, y), []
+            for _ in range(3):
+                start = time.perf_counter()
+                clf.predict_p(X[:m])
+                taken.append(time.perf_counter() - start)
+            off.append(min(taken) / symmetric_seconds(m, n, d + 1, C))
+    assert 1 / 8 < off[0] / off[1] < 8
 
 
 def test_long_work_is_foretold():

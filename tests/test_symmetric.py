@@ -1,5 +1,7 @@
 """The symmetric scores: literal formula, equivariance, honest tolerances, counts, and the certificate."""
 
+import sys
+
 import numpy as np
 import oracles_convex as oracle
 import pytest
@@ -8,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
-from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, refit
+from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second
+from fullconformal.convex.deletion import WIDE
+from fullconformal.convex.loss import pairs
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores.exact import exact_counts
 from fullconformal.scores.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
@@ -33,6 +37,35 @@ def test_scores_are_the_literal_formula(problem, q):
         alpha, error = scores_of(*problem[:4], X_test[0], label, q)
         literal = oracle.symmetric_scores(np.vstack([X, X_test]), np.append(y, label), C, penalty, q)
         np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
+
+
+@pytest.mark.parametrize("q", [0.5, 1])
+def test_scores_of_many_classes_are_the_literal_formula(q):
+    """So many that matrices between classes go to BLAS and LAPACK."""
+    rng, C = np.random.default_rng(0), WIDE + 4
+    X, y, penalty = np.c_[rng.normal(size=(3 * C, 2)), np.ones(3 * C)], np.arange(3 * C) % C, np.array([0.3, 0.3, 0.0])
+    for label in (0, C - 1):
+        alpha, error = scores_of(X, y, C, penalty, X[5] / 2, label, q)
+        literal = oracle.symmetric_scores(np.vstack([X, X[5] / 2]), np.append(y, label), C, penalty, q)
+        np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
+
+
+@pytest.mark.parametrize("rank", [3, 12])
+def test_wide_matrices_are_factorised_as_narrow_ones(rank, monkeypatch):
+    """Those that are singular, or hold a point of leverage one, too."""
+    rng, (n, K, B) = np.random.default_rng(rank), (5, 12, 2)
+    half = torch.tensor(rng.normal(size=(n, B, K, rank)))
+    full = (half @ half.mT).movedim(1, -1) / 30
+    (i, j), _ = pairs(K, torch.device("cpu"))
+    pi = torch.softmax(torch.tensor(rng.normal(size=(n, K + 1, B))), 1)[:, 1:]
+    r, A = residual(pi, torch.zeros(n, 1, dtype=torch.long)), full[:, i, j]
+    A[0] *= 1e3  # no factor of I − T
+    wide = deletion(A, second(pi), r, 1)
+    monkeypatch.setattr(sys.modules[deletion.__module__], "WIDE", 100)
+    narrow = deletion(A, second(pi), r, 1)
+    for name in ("shift", "norm", "slack"):  # to the rounding of products of length 12 and of conditions up to 1e4
+        torch.testing.assert_close(getattr(wide, name)[1:], getattr(narrow, name)[1:], rtol=1e-10, atol=1e-12)
+    assert bool((wide.slack[0] == 0).all() and (narrow.slack[0] == 0).all())
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -14,6 +14,7 @@ from sklearn.utils.validation import _num_samples, column_or_1d
 
 from fullconformal.estimators.base import ConformalClassifier, progress_bar
 from fullconformal.estimators.checks import labels as labels_of
+from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.estimators.cross import CVPlusClassifier
 from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.estimators.full import FullConformalClassifier
@@ -23,7 +24,7 @@ from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, me
 from fullconformal.sets import check_levels, prediction_sets
 
 GRID = np.linspace(0.5, 0.99, 50)  # of levels, where nestedness is judged
-MUCH = 1e11  # products of a symmetric method: more than a minute or so
+MUCH = 60.0  # seconds of a symmetric method
 
 
 def compare(
@@ -76,9 +77,9 @@ def compare(
     """
     at = np.unique(check_levels(levels))
     truth, classes = _check_labels(X, y, X_test, y_test)
-    parameters = float(np.prod(np.shape(X)[1:])) * len(classes)
-    work = len(truth) * len(classes) * _num_samples(X) * parameters**2
-    named = default_methods(estimator, random_state, work) if methods is None else _named(methods, estimator)
+    inputs = int(np.prod(np.shape(X)[1:])) + 1
+    seconds = symmetric_seconds(len(truth), _num_samples(X), inputs, len(classes))
+    named = default_methods(estimator, random_state, seconds) if methods is None else _named(methods, estimator)
     records: list[Record] = []
     p: dict[str, npt.NDArray[np.float64]] = {}
     sets: dict[str, npt.NDArray[np.bool_]] = {}
@@ -101,11 +102,13 @@ def compare(
     return Comparison(list(named), at, truth, classes, records, p, sets, errors)
 
 
-def default_methods(estimator: Any = None, random_state: Any = 0, work: float = 0.0) -> dict[str, Any]:
-    """The methods that `compare` takes where none are given, each around the same classifier; work: products of a symmetric one."""
+def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float = 0.0) -> dict[str, Any]:
+    """The methods that `compare` takes where none are given, each around the same classifier; seconds: of a symmetric one."""
     final = split_pipeline(estimator)[1]
     convex = final is None or is_logistic(final)
-    full = {} if convex and work > MUCH else {"full CP": FullConformalClassifier(estimator, random_state=random_state)}
+    full = (
+        {} if convex and seconds > MUCH else {"full CP": FullConformalClassifier(estimator, random_state=random_state)}
+    )
     if convex:
         full["full CP, influence"] = FullConformalClassifier(estimator, method="influence", random_state=random_state)
     return full | {

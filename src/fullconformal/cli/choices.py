@@ -77,11 +77,9 @@ def choose(model: str, method: str, schema: Any, X: Any, y: Any, seed: int) -> C
 
 def logistic_method(n: int, d: int, n_classes: int) -> tuple[str, str]:
     """The exactly valid method where it predicts as many rows as it was fitted on in ten minutes, else influence; and why."""
-    from fullconformal.estimators.convex import FLOPS
+    from fullconformal.estimators.convex import symmetric_seconds
 
-    K = n_classes - 1
-    flops = 2.0 * n * (K * (K + 1) / 2) * d * (d + 1) + 2.0 * (d * K) ** 3  # as the method itself foretells
-    seconds = n * n_classes * flops / FLOPS
+    seconds = symmetric_seconds(n, n, d, n_classes)
     if seconds <= PATIENCE:
         return "symmetric", "its sets are exactly valid"
     return "influence", (

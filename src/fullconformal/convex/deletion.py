@@ -105,11 +105,14 @@ def leave_one_out(bag: LinearBag, memory: int = 2**28) -> Fits:
     return Fits(*(torch.cat([getattr(f, name) for f in fits], -1) for name in ("theta", "error", "gradient")))
 
 
-# K × K matrices (..., K, K, B), few of them per point and many points: loops over K, arrays over the rest.
+# K × K matrices (..., K, K, B), small ones of many points: loops over K, arrays over the rest. Wide ones go to BLAS and LAPACK.
+WIDE = 10
 
 
 def _product(X: Tensor, Y: Tensor) -> Tensor:
     """Matrix products of (..., I, J, B) and (..., J, L, B)."""
+    if X.shape[-2] > WIDE and Y.shape[-2] > 1:
+        return torch.einsum("...ijb,...jlb->...ilb", X, Y)
     out = X[..., :, :1, :] * Y[..., :1, :, :]
     for j in range(1, X.shape[-2]):
         out += X[..., :, j : j + 1, :] * Y[..., j : j + 1, :, :]
@@ -118,6 +121,12 @@ def _product(X: Tensor, Y: Tensor) -> Tensor:
 
 def _cholesky(A: Tensor) -> Tensor:
     """Lower Cholesky factors (..., K, K, B); a pivot that is zero up to rounding leaves its column zero."""
+    if A.shape[-2] > WIDE:
+        wide: Tensor
+        wide, failed = torch.linalg.cholesky_ex(A.movedim(-1, -3))
+        pivots, entries = wide.diagonal(dim1=-2, dim2=-1).square(), A.diagonal(dim1=-3, dim2=-2)
+        if not bool(failed.any()) and bool((pivots > EPS * entries).all()):
+            return wide.movedim(-3, -1)
     L = torch.zeros_like(A)
     for j in range(A.shape[-2]):
         column = A[..., j:, j, :] - (L[..., j:, :j, :] * L[..., j : j + 1, :j, :]).sum(-2)
