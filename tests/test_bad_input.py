@@ -443,6 +443,47 @@ def test_a_network_that_returns_probabilities_is_refused(prefit):
     assert FullConformalClassifier(logs, prefit=prefit, max_epochs=1).fit(X.astype("f4"), Y).method_ == "influence"
 
 
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier, CVPlusClassifier])
+def test_one_object_is_not_taken_for_several(make):
+    clf = make(nn.Linear(4, 3), max_epochs=1).fit(X, Y)
+    with pytest.raises(ValueError, match=r"X has objects of shape \(\), but those of fit had \(4,\)"):
+        clf.predict_epsilon(X[0])
+
+
+@pytest.mark.parametrize("estimator", [None, make_pipeline(StandardScaler(), LogisticRegression()), nn.Linear(4, 3)])
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+def test_columns_of_one_name_are_told_of(make, estimator):
+    with pytest.raises(ValueError, match="X has several columns of the same name: 'a'; rename or drop them"):
+        make(estimator).fit(pd.DataFrame(X, columns=list("aacd")), Y)
+
+
+@pytest.mark.parametrize("kind", ["M8[ns]", "m8[s]"])
+def test_dates_are_no_numbers(kind):
+    with pytest.raises(ValueError, match=r"X holds dates or times \(.*\); give numbers"):
+        FullConformalClassifier().fit((X * 1e9).astype(kind), Y)
+
+
+def test_a_word_is_no_labels():
+    with pytest.raises(ValueError, match="y='target' is one word; give the labels"):
+        FullConformalClassifier().fit(X, "target")
+
+
+def test_words_are_no_truth_values_after_fit():
+    clf = FullConformalClassifier().fit(X, Y)
+    for method in (clf, SplitConformalClassifier(random_state=0).fit(X, Y)):
+        with pytest.raises(ValueError, match="smoothing='no' is not allowed; give True or False"):
+            method.predict_p(X, smoothing="no")
+    with pytest.raises(ValueError, match="class_conditional='no' is not allowed"):
+        clf.set_params(class_conditional="no").predict_p(X)
+    with pytest.raises(ValueError, match=r"n_pairs=1.5 is not allowed"):
+        FullConformalClassifier(method="influence").fit(X, Y).audit(X, n_pairs=1.5)
+
+
+def test_a_constant_far_from_nothing_is_blamed():
+    with pytest.raises(ValueError, match=r"feature 4 .* is 1e\+09 at training point 0"):
+        FullConformalClassifier().fit(np.c_[X, np.full(40, 1e9)], Y)
+
+
 @pytest.mark.parametrize("curvature", ["auto", "last_layer_kron"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_networks_are_computed_with_in_float32(curvature, dtype):

@@ -1,5 +1,7 @@
 """FullConformalClassifier as people use it: every kind of estimator, its own objective, the options, scikit-learn's rules."""
 
+import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -288,3 +290,13 @@ def test_a_model_away_from_its_minimum_is_told_of(three):
     torch.manual_seed(1)
     with pytest.warns(ConformalWarning, match="not at a minimum"):
         FullConformalClassifier(mlp(5, (8,), 3), prefit=True, method="influence").fit(X, y)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "block", "ekfac", "dual", "cg", "last_layer_kron"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda clf: pickle.loads(pickle.dumps(clf))])
+def test_copies_of_a_fitted_classifier_predict_as_it_does(curvature, copied):
+    X, y = load_iris(return_X_y=True)
+    clf = FullConformalClassifier(mlp(4, (5,), 3), max_epochs=2, curvature=curvature, random_state=0).fit(
+        X[::2], y[::2]
+    )
+    assert np.array_equal(copied(clf).predict_p(X[1:9:2]), clf.predict_p(X[1:9:2]))

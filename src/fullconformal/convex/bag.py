@@ -146,7 +146,7 @@ class LinearBag:
         centre = self.X.median(0).values
         typical = (self.X - centre).abs().median(0).values
         typical = torch.where(typical > 0, typical, (self.X / self.largest.clamp(min=EPS)).std(0) * self.largest)
-        distance = torch.where(typical > 0, self.largest / typical, 0.0)  # of a constant none
+        distance = torch.where(typical > 0, self.largest / typical, self.largest)  # of a constant its own size
         j = int(distance.argmax())
         if distance[j] <= FAR:
             return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,13 @@ class CGFactor(Factor):
     smallest_eigenvalue: float
     floor: float
     accuracy: float = 0.0
+    origin: tuple[CG, Problem, int] | None = None  # what it was made of
     has_half = False
     travels = False
+
+    def __reduce__(self) -> Any:
+        """Products are functions, which cannot be pickled: made again."""
+        return CG.factor, self.origin
 
     @property
     def nbytes(self) -> int:
@@ -99,7 +105,7 @@ class CG(Curvature):
         product = ggn_product(problem, memory)
         return CGFactor(
             lambda rows: product(rows) + shift * rows, diagonal, self.max_iterations,
-            self._work(problem), self.damping or 0.0, floor, floor, tolerance,
+            self._work(problem), self.damping or 0.0, floor, floor, tolerance, (self, problem, memory),
         )  # fmt: skip
 
     def _work(self, problem: Problem) -> float:

@@ -20,7 +20,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 from torch import Tensor, nn
 
 from fullconformal import sets
-from fullconformal.estimators.checks import check_columns, labels, native, takes_missing, unmasked
+from fullconformal.estimators.checks import check_columns, check_names, labels, native, takes_missing, unmasked
 from fullconformal.estimators.fitting import split_pipeline
 
 Array = npt.NDArray[Any]
@@ -217,7 +217,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
         X, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in (X, y))
-        X, y = unmasked("X", X), labels(y)
+        X = unmasked("X", X)
+        y = y if isinstance(y, str) and y == "no_validation" else labels(y)
+        check_names(X)
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         head, final = split_pipeline(self.estimator)
         if head is None:

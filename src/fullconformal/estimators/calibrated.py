@@ -17,6 +17,7 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.estimators.base import ConformalClassifier, first_rows, progress_bar, warn_unreachable
 from fullconformal.estimators.checks import (
+    check_flag,
     check_flags,
     check_number,
     check_option,
@@ -242,7 +243,11 @@ class CalibratedClassifier(ConformalClassifier):
         check_is_fitted(self)
         if self._scored_by != self._scoring():
             raise ValueError("conformity_score or an option of it was changed after fit; call fit again.")
-        return self._checked(X, reset=False)
+        X = self._checked(X, reset=False)
+        shapes = [part.shape[1:] for part in (X, self._sample) if isinstance(part, np.ndarray)]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"X has objects of shape {shapes[0]}, but those of fit had {shapes[1]}.")
+        return X
 
     def _scoring(self) -> tuple[Any, ...]:
         names = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
@@ -258,6 +263,7 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _smoothing(self, X: Any, smoothing: bool) -> FloatArray | None:
         """The uniforms (m, C) of smoothed p-values: others than those of the scores."""
+        check_flag("smoothing", smoothing)
         return self._uniform(X, len(self.classes_), self._seed + 1) if smoothing else None
 
     def _counts(self, part: Calibrated, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:

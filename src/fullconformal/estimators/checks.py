@@ -27,7 +27,9 @@ def unmasked(name: str, array: Any) -> Any:
 
 def labels(y: Any) -> Any:
     """Labels as NumPy has them, none missing: pandas' whole numbers and truth values, and objects that all are such, keep their kind."""
-    if isinstance(y, str) or y is None:  # none are meant, or none given
+    if isinstance(y, str):
+        raise ValueError(f"y={y!r} is one word; give the labels, one for each object (of a table: X[{y!r}]).")
+    if y is None:  # of which scikit-learn tells
         return y
     y = unmasked("y", y)
     check_labels(y)
@@ -61,8 +63,21 @@ def _is_missing(label: Any) -> bool:
     return (isinstance(same, (bool, np.bool_)) and not same) or type(label).__name__ == "NAType"
 
 
+def check_names(X: Any) -> None:
+    """Raise where columns of a DataFrame share a name: by their names they could not be told apart."""
+    if hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2 and not X.columns.is_unique:
+        shared = X.columns[X.columns.duplicated()].unique().tolist()
+        raise ValueError(
+            f"X has several columns of the same name: {', '.join(map(repr, shared))}; rename or drop them."
+        )
+
+
 def check_columns(X: Any) -> None:
-    """Raise where a DataFrame, which no Pipeline encodes, has columns that are no numbers."""
+    """Raise where a DataFrame, which no Pipeline encodes, has columns that are no numbers; or an array holds dates."""
+    if getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
+        raise ValueError(
+            f"X holds dates or times ({X.dtype}); give numbers, for instance X.astype('int64') or days since the first."
+        )
     if not hasattr(X, "iloc") or getattr(X, "ndim", 0) != 2:
         return
     words = []
@@ -154,11 +169,16 @@ def check_whole(name: str, value: Any, low: int, what: str) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless value is a truth value: "no" would count as yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
+
+
 def check_flags(options: Any, *names: str) -> None:
-    """Raise unless the options of these names are truth values: "no" would count as yes."""
+    """Raise unless the options of these names are truth values."""
     for name in names:
-        if not isinstance(value := getattr(options, name), (bool, np.bool_)):
-            raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
+        check_flag(name, getattr(options, name))
 
 
 def check_running(options: Any) -> None:

@@ -15,7 +15,7 @@ from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar, warn_unreachable
-from fullconformal.estimators.checks import check_number, check_weights, encode_labels
+from fullconformal.estimators.checks import check_flag, check_weights, check_whole, encode_labels
 from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.engines import Query
 from fullconformal.estimators.fitting import Settings, fit_transformer, split_pipeline, transform
@@ -205,6 +205,7 @@ class FullConformalClassifier(FullOptions):
         ndarray (m, C), or a pair of them
             Columns as in ``classes_``.
         """
+        check_flag("smoothing", smoothing)
         X = self._prepare_inputs(X)
         self._check_scores()
         train, own = check_weights(weights, len(self._labels), len(X))
@@ -324,8 +325,8 @@ class FullConformalClassifier(FullOptions):
         Audit
             Prints as a table.
         """
-        check_number("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        check_number("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+        check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         X = self._prepare_inputs(X)
         if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
             raise ValueError(

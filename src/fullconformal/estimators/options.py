@@ -100,7 +100,7 @@ class FullOptions(ConformalClassifier):
                 raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
         if self.l2 is not None:
             check_number("l2", self.l2, 0, "None or a number ≥ 0")
-        check_flags(self, "prefit", "class_conditional")
+        check_flags(self, "prefit")
         check_running(self)
         check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
         check_whole("max_epochs", self.max_epochs, 0, "a whole number ≥ 0")
@@ -125,6 +125,7 @@ class FullOptions(ConformalClassifier):
 
     def _check_scores(self) -> None:
         check_option("scheme", self.scheme, tuple(SCHEMES))
+        check_flags(self, "class_conditional")
         check_option("approximation", self.approximation, tuple(APPROXIMATIONS))
         if not (isinstance(self.prune, (bool, np.bool_)) or self.prune == "auto"):
             raise ValueError(f"prune={self.prune!r} is unknown; allowed: 'auto', True, False.")
