@@ -468,6 +468,50 @@ def test_a_word_is_no_labels():
         FullConformalClassifier().fit(X, "target")
 
 
+@pytest.mark.parametrize(("order", "value"), [(2, 1e160), (3, -1e110)])
+def test_values_whose_distances_overflow_are_named(order, value):
+    """They would count as no neighbours, and the object as nonconforming with every label."""
+    model, far = KNeighborsClassifier(3, p=order), X[:3].copy()
+    far[1, 2] = value
+    clf = FullConformalClassifier(model).fit(X, Y)
+    with pytest.raises(ValueError, match=r"in object 1, column 2 \(counted from 0\): distances overflow beyond"):
+        clf.predict_p(far)
+    far[1, 2] = 1e50
+    assert (clf.predict_p(far)[1] > 0.5).all()  # as far from its own label as from the others
+    with pytest.raises(ValueError, match=r"in column 2 \(counted from 0\): distances overflow beyond"):
+        FullConformalClassifier(model).fit(np.c_[X[:, :2], np.full(40, value)], Y)
+
+
+@pytest.mark.parametrize("make", [SplitConformalClassifier, CVPlusClassifier, JackknifePlusClassifier])
+def test_probabilities_that_are_no_numbers_are_told_of(make):
+    far = X[:3].copy()
+    far[1] = 1.7e308
+    clf = make(random_state=0).fit(X / 10, Y)
+    for predict in (clf.predict_epsilon, clf.predict_proba):
+        with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* are no numbers"):
+            predict(far)
+
+
+def test_an_object_is_named_before_it_is_one_of_a_bag():
+    far = X[:3].copy()
+    far[2, 1] = 1e200
+    clf = FullConformalClassifier(nn.Linear(4, 3), method="exact", scheme="ordinary", max_epochs=1).fit(X, Y)
+    with pytest.raises(ValueError, match=r"X holds 1e\+200 in object 2, column 1"):
+        clf.predict_p(far)
+
+
+def test_masked_labels_are_not_measured_with():
+    sets = np.ones((3, 2), dtype=bool)
+    with pytest.raises(ValueError, match="y is a masked array"):
+        metrics.coverage(sets, np.ma.masked_array([0, 1, 1], mask=[0, 1, 0]))
+    assert metrics.coverage(sets, np.ma.masked_array([0, 1, 1])).value == 1
+
+
+def test_a_comparison_needs_objects():
+    with pytest.raises(ValueError, match="X_test has no objects"):
+        compare(None, X, Y, X[:0], Y[:0])
+
+
 def test_words_are_no_truth_values_after_fit():
     clf = FullConformalClassifier().fit(X, Y)
     for method in (clf, SplitConformalClassifier(random_state=0).fit(X, Y)):

@@ -271,6 +271,18 @@ def test_integer_and_boolean_labels_survive(tmp_path):
         same(clf, fullconformal.load(tmp_path / "it"), X[N:])
 
 
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", ">i8"])
+def test_numbers_without_a_sign_survive(kind, tmp_path):
+    """As labels, and as objects: pictures of 16 bits."""
+    X, y = points(2)
+    X, y = (1000 * np.abs(X)).astype(kind), np.unique(y, return_inverse=True)[1].astype(kind)
+    clf = FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X[:N], y[:N])
+    clf.save(tmp_path / "clf.safetensors")
+    again = fullconformal.load(tmp_path / "clf.safetensors")
+    assert again.classes_.dtype == np.dtype(kind).newbyteorder("=")
+    assert np.array_equal(again.predict_p(X[N:]), clf.predict_p(X[N:]))
+
+
 def test_loading_trains_and_factorises_nothing(tmp_path, monkeypatch):
     X, y = points()
     for name in ("network", "perceptron", "logistic, influence"):

@@ -200,6 +200,8 @@ def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray
             raise ValueError(
                 f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; they must be as many."
             )
+    if not _num_samples(X_test):
+        raise ValueError("X_test has no objects; give at least one to measure on.")
     classes = np.unique(column_or_1d(labels_of(y)))
     truth = column_or_1d(labels_of(y_test))
     unseen = sorted(set(truth.tolist()) - set(classes.tolist()))

@@ -25,6 +25,7 @@ from fullconformal.estimators.checks import (
     check_whole,
     encode_labels,
 )
+from fullconformal.estimators.engines import finite_rows
 from fullconformal.estimators.fitting import (
     Settings,
     check_estimator_kind,
@@ -224,7 +225,7 @@ class CalibratedClassifier(ConformalClassifier):
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""
         X = self._objects(X)
-        out: npt.NDArray[Any] = np.mean([np.exp(part.model(X)) for part in self._parts], axis=0)
+        out: npt.NDArray[Any] = np.mean([np.exp(finite_rows(part.model(X))) for part in self._parts], axis=0)
         return out
 
     def _scores(self, log_proba: FloatArray, uniform: FloatArray | None) -> FloatArray:
@@ -268,7 +269,7 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _counts(self, part: Calibrated, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         """Calibration points of a part above and tied with every candidate, (m, C) each."""
-        log_proba = part.model(X)
+        log_proba = finite_rows(part.model(X))
         tau = self._scores(log_proba, uniform)
         return pvalues.rank_counts(part.ordered, tau, self._rounding(tau, log_proba, part.model.precision(X)))
 

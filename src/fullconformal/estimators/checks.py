@@ -32,6 +32,8 @@ def labels(y: Any) -> Any:
     if y is None:  # of which scikit-learn tells
         return y
     y = unmasked("y", y)
+    if isinstance(y, np.ndarray) and not y.dtype.isnative:
+        y = y.astype(y.dtype.newbyteorder("="))
     check_labels(y)
     kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)  # of extension arrays
     if kind is not None and kind.kind in "biu":
@@ -124,6 +126,17 @@ def check_squares(X: Any, dtype: str) -> None:
     if abs(value) > most:
         raise ValueError(
             f"X holds {value:.3g} in {place(at)}, too large for a fit in {dtype}: squares overflow beyond {most:.2g}. {REMEDY}"
+        )
+
+
+def check_distances(X: Any, order: float, training: bool) -> None:
+    """Raise where Minkowski distances from values of X (n, d) overflow: they would count as no neighbour."""
+    most = float(np.finfo(np.float64).max / X.shape[1]) ** (1 / order) / 2
+    if (far := np.abs(X) > most).any():
+        at = [int(i) for i in np.argwhere(far)[0]]
+        row = "" if training else f"object {at[0]}, "
+        raise ValueError(
+            f"X holds {X[tuple(at)]:.3g} in {row}{place(at)}: distances overflow beyond {most:.2g}. {REMEDY}"
         )
 
 

@@ -212,7 +212,7 @@ def finite_rows(log_proba: FloatArray) -> FloatArray:
     if np.isnan(log_proba.sum()):
         row = int(np.isnan(log_proba).any(1).argmax())
         raise ValueError(
-            f"the model's logits of object {row} of those to be predicted (counted from 0) are not finite; leave it out, or clip it."
+            f"the model's probabilities of object {row} of those to be predicted (counted from 0) are no numbers; leave it out, or clip it."
         )
     return log_proba
 

@@ -98,6 +98,7 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
     def _pooled(self, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         if self._linear is None:
             return super()._pooled(X, uniform)
+        self._linear.engine.log_proba(X)  # names an object that cannot be computed with
         n, n_classes = len(self._labels), len(self.classes_)
         weight = pvalues.comparison_weight(self._labels, n_classes, class_conditional=self.class_conditional)
         counts = []

@@ -14,6 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.validation import _num_samples
 from torch import nn
 
+from fullconformal.estimators.checks import check_distances
 from fullconformal.estimators.engines import Engine, FloatArray, Query, problem_log_proba
 from fullconformal.estimators.fitting import Settings, fit_foreign, fit_problem
 from fullconformal.models.adapters import is_skorch
@@ -37,6 +38,7 @@ class Neighbors(Engine):
                     f"supported; use weights='uniform' and a metric among {sorted(orders)}."
                 )
             k, order = int(estimator.n_neighbors), orders[estimator.metric]
+            check_distances(X, order, training=True)
             self.bag = NearestNeighbors.fit(X, y, n_classes, k, order, memory_budget=memory)
         else:
             self.bag = KernelDensity.fit(X, y, n_classes, estimator.bandwidth, memory_budget=memory)
@@ -48,6 +50,8 @@ class Neighbors(Engine):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         if query.q != 1:
             raise ValueError("these scores leave a point out of its own neighbours: use scheme='deleted'.")
+        if isinstance(self.bag, NearestNeighbors):
+            check_distances(np.asarray(X, dtype=np.float64), self.bag.p, training=False)
         return self.bag.counts(X, query.weight, query.progress, self.memory)
 
 
@@ -117,6 +121,7 @@ class Refit(Engine):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         estimator, settings = self.fit_score.estimator, self.fit_score.settings
+        self.model(X)  # names an object that cannot be computed with, which in a bag would be one of the points
         key = repr((settings_of(estimator), settings.seed, settings.l2, settings.max_epochs))
         return refit_counts(
             self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,

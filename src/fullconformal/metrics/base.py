@@ -98,6 +98,8 @@ def encode(
         raise ValueError(
             f"classes must hold {n_classes} distinct labels, one for each column, got {labels}; pass clf.classes_."
         )
+    if np.ma.is_masked(y):
+        raise ValueError("y is a masked array with labels masked; leave such points out of both y and the sets.")
     y = np.asarray(y)
     if y.shape != (m,):
         raise ValueError(f"y must hold one label for each of the {m} points, shape ({m},), got shape {y.shape}.")

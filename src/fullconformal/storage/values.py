@@ -15,8 +15,10 @@ from torch import Tensor
 
 from fullconformal.storage.container import StorageError, raw_bytes
 
-NUMERIC = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
-DTYPES = {*NUMERIC, "object", "uint16", "uint32", "uint64"}
+NUMERIC = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
+DTYPES = {*NUMERIC, "object"}
 LARGEST_ARRAY = 2**26  # bytes of an array of fixed-width strings, which may be far wider than its text
 
 
@@ -85,8 +87,9 @@ class Packer:
         return {"is": "dtype" if is_dtype else "type", "name": value.str if is_dtype and value.kind == "U" else name}
 
     def _array(self, value: Any) -> dict[str, Any]:
-        if value.dtype.name in NUMERIC and value.dtype.isnative:
-            return {"is": "array", **self._tensor(torch.from_numpy(np.array(value, copy=True)))}
+        if value.dtype.name in NUMERIC:
+            native = value.dtype.newbyteorder("=")
+            return {"is": "array", **self._tensor(torch.from_numpy(np.array(value, dtype=native, copy=True)))}
         if value.dtype.kind not in "UO":
             raise StorageError(f"an array of dtype {value.dtype} cannot be saved.")
         dtype = value.dtype.str if value.dtype.kind == "U" else "object"
