@@ -368,6 +368,18 @@ def test_a_training_value_too_large_to_square_is_named(make, estimator, labels):
             make(estimator).fit(wild, labels)
 
 
+def test_what_a_pipeline_spoils_is_located():
+    scaled, wild, holes = make_pipeline(StandardScaler(), LogisticRegression()), X.copy(), X.copy()
+    wild[:, 2], holes[3, 1] = 1e200, np.nan
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match=r"X holds NaN or infinity once .* object 0, column 2 \("),
+    ):
+        FullConformalClassifier(scaled).fit(wild + X, Y)
+    with pytest.raises(ValueError, match=r"X holds NaN or infinity once .* object 3, column 1 .*impute missing values"):
+        FullConformalClassifier(scaled).fit(holes, Y)
+
+
 @pytest.mark.parametrize("value", [1e6, 1e12, 1e100])
 def test_a_wild_training_value_is_blamed_before_separation(value):
     wild = X.copy()

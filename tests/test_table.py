@@ -125,6 +125,8 @@ def test_objects_take_columns_in_any_order_and_more_but_not_fewer():
         found.objects(frame.drop(columns=["size", "ok"]))
     with pytest.raises(TableError, match="'size' must hold numbers, and holds 'tall' in 1 rows"):
         found.objects(frame.astype({"size": object}).assign(size=["tall", *frame["size"][1:]]))
+    with pytest.raises(TableError, match=r"the column 'size' holds -1e\+200, too large to compute with; look for"):
+        found.objects(frame.assign(size=-1e200))
     with pytest.raises(TableError, match="'size' holds infinite"):
         found.objects(frame.assign(size=np.inf))
 

@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 PARQUET = (".parquet", ".pq")
+LARGEST = 1e150  # numbers whose squares, and sums of many of them, are finite
 FEW = 100  # distinct words that any column may have, and categories that get a column of their own
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
 
@@ -237,6 +238,11 @@ def as_numbers(column: pd.Series, name: str) -> pd.Series:
         )
     if np.isinf(numbers).any():
         raise TableError(f"the column {name!r} holds infinite numbers; leave them empty, or mend them.")
+    if (far := numbers.abs() > LARGEST).any():
+        raise TableError(
+            f"the column {name!r} holds {numbers[far].iloc[0]:.3g}, too large to compute with; look for a wrong unit or a placeholder, "
+            "and leave such numbers empty, or mend them."
+        )
     return numbers
 
 

@@ -115,7 +115,16 @@ def transform(head: Pipeline, X: Any) -> Any:
     """X through the transformers, as a dense, finite array."""
     out = head.transform(X)
     out = out.toarray() if hasattr(out, "toarray") else out
-    return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
+    try:
+        return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
+    except ValueError as error:
+        if getattr(getattr(out, "dtype", None), "kind", "") != "f" or np.isfinite(out).all():
+            raise
+        at = [int(i) for i in np.argwhere(~np.isfinite(out))[0]]
+        raise ValueError(
+            f"X holds NaN or infinity once it is transformed, first in object {at[0]}, {place(at)}: impute missing values in the "
+            "Pipeline, and look for numbers so large that their squares overflow."
+        ) from error
 
 
 def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings) -> Problem:
