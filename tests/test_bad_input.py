@@ -446,6 +446,51 @@ def test_the_remedy_for_a_damped_curvature_is_another_one(curvature):
     assert ("use curvature='ggn'" in told[0]) == (curvature != "ggn")
 
 
+class Odd(nn.Module):
+    """A linear layer, and something more."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.layer, self.after = nn.Linear(4, 3), after
+
+    def forward(self, x):
+        return self.after(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda f: f.squeeze(), r"logits of shape \(1, 3\) for a batch of one, but returned \(3,\); leave out squeeze"),
+        (lambda f: f - f.mean(0), "other logits for an object by itself than beside another one"),
+        (lambda f: f + torch.randn_like(f), "it is random, or lets objects of a batch depend on each other"),
+    ],
+)
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+def test_networks_that_do_not_treat_objects_one_by_one_are_refused(make, after, message):
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=message):
+        make(Odd(after), max_epochs=1).fit(X, Y)
+
+
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+@pytest.mark.parametrize("kind", [LogisticRegression, nn.Linear])
+def test_a_class_is_no_classifier(make, kind):
+    with pytest.raises(TypeError, match=rf"estimator={kind.__name__} is a class; give an instance"):
+        make(kind).fit(X, Y)
+
+
+def test_tensors_of_bfloat16_are_numbers():
+    half = torch.tensor(X).bfloat16()
+    p = [FullConformalClassifier().fit(part, Y).predict_p(part[:5]) for part in (half, half.double())]
+    assert np.array_equal(*p)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "it").write_text("")
+    with pytest.raises(ValueError, match="is a file; give the path of a folder"):
+        FullConformalClassifier(checkpoint=tmp_path / "it").fit(X, Y)
+
+
 @pytest.mark.parametrize("prefit", [False, True])
 def test_a_network_that_returns_probabilities_is_refused(prefit):
     net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))

@@ -17,7 +17,7 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
-from torch import Tensor, nn
+from torch import Tensor, bfloat16, nn
 
 from fullconformal import sets
 from fullconformal.estimators.checks import check_columns, check_names, labels, native, takes_missing, unmasked
@@ -164,7 +164,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         p = {self._name(): self.predict_epsilon(X)}
         for name, other in others.items():
             p[name] = other.predict_epsilon(X) if isinstance(other, ConformalClassifier) else other
-        X = X.detach().cpu().numpy() if hasattr(X, "detach") else X
+        X = array(X) if isinstance(X, Tensor) else X
         if images is None and np.ndim(X) > 2:
             images = X
         return write_report(
@@ -216,7 +216,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
-        X, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in (X, y))
+        X, y = (array(part) if isinstance(part, Tensor) else part for part in (X, y))
         X = unmasked("X", X)
         y = y if isinstance(y, str) and y == "no_validation" else labels(y)
         check_names(X)
@@ -264,6 +264,12 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         digests = (blake2b(content, digest_size=8, key=key).digest() for content in contents(X))
         u = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
         return np.broadcast_to(u[:, None], (len(u), n_classes))
+
+
+def array(tensor: Tensor) -> Array:
+    """A tensor as an array; NumPy does not know bfloat16."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == bfloat16 else tensor).numpy()
 
 
 def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:

@@ -19,6 +19,7 @@ from fullconformal.estimators.base import ConformalClassifier, first_rows, progr
 from fullconformal.estimators.checks import (
     check_flag,
     check_flags,
+    check_instance,
     check_number,
     check_option,
     check_running,
@@ -146,6 +147,7 @@ class CalibratedClassifier(ConformalClassifier):
         if trained_here(final):
             check_estimator_kind(self.estimator, self.l2)
             return
+        check_instance(final)
         name = type(final).__name__
         if not hasattr(self.estimator, "predict_proba"):
             raise TypeError(

@@ -96,6 +96,14 @@ def check_columns(X: Any) -> None:
         )
 
 
+def check_instance(estimator: Any) -> None:
+    """Raise where a class was given instead of one of its instances."""
+    if isinstance(estimator, type):
+        raise TypeError(
+            f"estimator={estimator.__name__} is a class; give an instance of it, {estimator.__name__}(...)."
+        )
+
+
 def takes_missing(estimator: Any) -> bool:
     """Whether a classifier of scikit-learn's kind knows what to do with missing values."""
     return isinstance(estimator, BaseEstimator) and bool(get_tags(estimator).input_tags.allow_nan)
@@ -201,6 +209,8 @@ def check_running(options: Any) -> None:
         raise ValueError(f"n_jobs={jobs!r} is not allowed; give None, a whole number ≥ 1, or -1 for all cores.")
     if folder is not None and not isinstance(folder, (str, os.PathLike)):
         raise ValueError(f"checkpoint={folder!r} is not allowed; give None or the path of a folder.")
+    if folder is not None and os.path.isfile(folder):
+        raise ValueError(f"checkpoint={str(folder)!r} is a file; give the path of a folder.")
     if not isinstance(options.verbose, (bool, np.bool_)):
         check_whole("verbose", options.verbose, 0, "0 or 1")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
-from fullconformal.estimators.checks import REMEDY, check_squares, place
+from fullconformal.estimators.checks import REMEDY, check_instance, check_squares, place
 from fullconformal.estimators.heads import find_head, with_new_head
 from fullconformal.models.adapters import adapt, check_objective, is_skorch, read, supported
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
@@ -54,6 +54,7 @@ def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
 def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = None) -> None:
     """Raise where the estimator cannot be wrapped, before anything is fitted."""
     _, final = split_pipeline(estimator)
+    check_instance(final)
     if head is not None:
         if not isinstance(final, nn.Module):
             raise ValueError(
@@ -266,10 +267,10 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
 
 
 def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
-    """Raise unless the module maps X to one finite logit a class."""
+    """Raise unless the module maps X to one finite logit a class, of every object by itself."""
     try:
         with torch.no_grad():
-            out = module(X[:2])
+            out, single = module(X[:2]), module(X[:1])
     except RuntimeError as error:
         raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != n_classes:
@@ -280,6 +281,16 @@ def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
         )
     if not torch.isfinite(out).all():
         raise NotFinite("estimator returns logits that are not finite on the training data; check its weights and X.")
+    if single.shape != out[:1].shape:
+        raise ValueError(
+            f"estimator must return logits of shape (1, {n_classes}) for a batch of one, but returned {tuple(single.shape)}; leave out "
+            "squeeze(), which drops that axis."
+        )
+    if not torch.allclose(single, out[:1], rtol=0.0, atol=0.01 * float(out.abs().max())):
+        raise ValueError(
+            "estimator returns other logits for an object by itself than beside another one: it is random, or lets objects of a batch "
+            "depend on each other. Full conformal prediction needs a loss of each point alone; leave such layers out."
+        )
     if bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-5).all()):
         raise ValueError(
             "estimator returns probabilities: its outputs are positive and sum to 1; logits are needed, so leave out its last Softmax."
