@@ -580,6 +580,14 @@ def test_words_are_no_truth_values_after_fit():
         FullConformalClassifier(method="influence").fit(X, Y).audit(X, n_pairs=1.5)
 
 
+def test_a_wild_value_among_zeros_is_blamed():
+    rare = (np.arange(40) % 10 == 0).astype(float)
+    for column in (rare, 0 * rare):
+        column[7] = 1e12
+        with pytest.raises(ValueError, match=r"feature 4 .* is 1e\+12 at training point 7, while half its values"):
+            FullConformalClassifier().fit(np.c_[X, column], Y)
+
+
 def test_a_constant_far_from_nothing_is_blamed():
     with pytest.raises(ValueError, match=r"feature 4 .* is 1e\+09 at training point 0"):
         FullConformalClassifier().fit(np.c_[X, np.full(40, 1e9)], Y)

@@ -144,9 +144,13 @@ class LinearBag:
     def _wild_feature(self) -> str:
         """Which feature reaches far beyond the distances between its values, in words; empty where none does."""
         centre = self.X.median(0).values
-        typical = (self.X - centre).abs().median(0).values
-        typical = torch.where(typical > 0, typical, (self.X / self.largest.clamp(min=EPS)).std(0) * self.largest)
-        distance = torch.where(typical > 0, self.largest / typical, self.largest)  # of a constant its own size
+        apart = (self.X - centre).abs()
+        typical, most = apart.median(0).values, apart.amax(0)
+        rest = (
+            ((apart / most.clamp(min=EPS)).sum(0) - 1).clamp(min=0.0) * most / len(apart)
+        )  # about the mean without the largest
+        typical = torch.where(typical > 0, typical, rest)  # of few values that are not the usual one
+        distance = self.largest / torch.where(typical > 0, typical, 1.0)
         j = int(distance.argmax())
         if distance[j] <= FAR:
             return ""
