@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -258,14 +259,14 @@ def check_far(scorer: Scorer, training: Training, X: Tensor) -> None:
     With q = 0 the score holds ŝ, the largest there is.
     """
     most = torch.finfo(X.dtype).max ** 0.25
-    if max(-(ends := torch.aminmax(X)).min, ends.max) <= most:
+    if max(-float((ends := torch.aminmax(X)).min), float(ends.max)) <= most:
         return
     size = X.abs().flatten(1).amax(1)
     for row in (size > most).nonzero()[:, 0].tolist():
         try:
             tau, alpha = scorer(training, X[row : row + 1], 0.0)
             blocks = (alpha(slice(at, at + 256)) for at in range(0, training.problem.n, 256))
-            finite = all(bool(part.isfinite().all()) for part in (tau, *blocks))
+            finite = all(bool(part.isfinite().all()) for part in chain([tau], blocks))
         except (torch.linalg.LinAlgError, CurvatureError):  # type: ignore[attr-defined]  # of what is not finite
             finite = False
         if not finite:
