@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -366,6 +367,9 @@ def test_a_training_value_too_large_to_square_is_named(make, estimator, labels):
             ValueError, match=r"X holds -1e\+200 in column 2 \(counted from 0\), too large for .*wrong unit"
         ):
             make(estimator).fit(wild, labels)
+        if estimator is None and make is FullConformalClassifier:
+            with pytest.raises(ValueError, match=r"X holds -1e\+200 in column 2"):
+                make(method="influence").fit(wild, labels)
 
 
 def test_what_a_pipeline_spoils_is_located():
@@ -539,14 +543,25 @@ def test_values_whose_distances_overflow_are_named(order, value):
         FullConformalClassifier(model).fit(np.c_[X[:, :2], np.full(40, value)], Y)
 
 
-@pytest.mark.parametrize("make", [SplitConformalClassifier, CVPlusClassifier, JackknifePlusClassifier])
-def test_probabilities_that_are_no_numbers_are_told_of(make):
+@pytest.mark.parametrize("labels", [Y % 2, Y])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(FullConformalClassifier, method="influence"),
+        FullConformalClassifier,
+        SplitConformalClassifier,
+        CVPlusClassifier,
+        JackknifePlusClassifier,
+    ],
+)
+def test_probabilities_that_are_no_numbers_are_told_of(make, labels):
     far = X[:3].copy()
     far[1] = 1.7e308
-    clf = make(random_state=0).fit(X / 10, Y)
-    for predict in (clf.predict_epsilon, clf.predict_proba):
-        with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* are no numbers"):
-            predict(far)
+    clf = make(random_state=0).fit(X / 10, labels)
+    with pytest.raises(ValueError, match=r"object 1 of those to be predicted"):
+        clf.predict_epsilon(far)
+    with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* are no numbers"):
+        clf.predict_proba(far)
 
 
 def test_an_object_is_named_before_it_is_one_of_a_bag():

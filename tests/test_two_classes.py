@@ -105,7 +105,7 @@ def test_what_the_closed_forms_do_not_have_is_asked_of_the_general_engine(genera
     elif case == "many":
         objects = np.resize(objects, (NUMBERS // len(X) + 1, 3))
     elif case == "far":
-        objects = np.concatenate([objects, [[1e200, 0.0, 0.0]]])
+        objects = np.concatenate([objects, [[1e120, 0.0, 0.0]]])
     else:
         options = {
             "class_conditional": {"class_conditional": True},

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from fullconformal.diagnostics import Diagnostics, leverages
+from fullconformal.estimators.checks import check_squares
 from fullconformal.estimators.curvatures import choose
-from fullconformal.estimators.engines import FloatArray, Influence, Query
+from fullconformal.estimators.engines import FloatArray, Influence, Query, finite_rows
 from fullconformal.estimators.fitting import NEWTON_TOLERANCE, linear_problem
 from fullconformal.models.logistic import blas_alone, fit_binary
 from fullconformal.scores.two_classes import TwoClassBag, two_class_bag, two_class_counts
@@ -56,8 +57,7 @@ class TwoClasses(Influence):
 
     def log_proba(self, X: Any) -> FloatArray:
         z = with_one(X) @ self.bag.w
-        out: FloatArray = -np.logaddexp(0.0, np.stack([z, -z], axis=1))
-        return out
+        return finite_rows(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
 
     def precision(self, X: Any) -> float:
         return float(np.finfo(np.float64).eps)
@@ -84,6 +84,7 @@ class TwoClasses(Influence):
 
 def two_classes(X: Any, y: npt.NDArray[np.int64], l2: float, memory: int, prune: bool | str) -> TwoClasses | None:
     """Fit to objects X (n, d) and labels y (n,) 0 or 1; None where the curvature needs a closer look."""
+    check_squares(X, "float64")
     a, target = with_one(X), y.astype(np.float64)
     penalty = np.append(np.full(X.shape[1], len(y) * l2), 0.0)
     with blas_alone(a.size):
