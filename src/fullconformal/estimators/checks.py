@@ -123,11 +123,15 @@ def place(at: list[int]) -> str:
 
 
 def check_squares(X: Any, dtype: str) -> None:
-    """Raise where the squares of X (n, ...), of which curvatures are made, overflow; one product tells that none do."""
+    """Raise where the squares of X (n, ...), of which curvatures are made, overflow; one product tells that none do.
+
+    Not BLAS's, whose threads would be in the way of torch's for tens of milliseconds.
+    """
     if X.dtype.kind != "f":
         return
+    numbers = X.ravel(order="K")
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.vdot(X, X)):
+        if np.isfinite(np.einsum("i,i->", numbers, numbers)):
             return
     at = [int(i) for i in np.unravel_index(int(np.abs(X).argmax()), X.shape)]
     value, most = float(X[tuple(at)]), float(np.finfo(dtype).max / X.size) ** 0.5
