@@ -301,8 +301,8 @@ def interrupted(folder, *words):
         # Where the tests run in the background of a shell, interrupts are ignored, and children inherit that.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    assert "rows" in process.stdout.readline()  # it has read the table, and is at work
-    time.sleep(0.5)
+    assert "rows" in process.stdout.readline()  # it has read the table, and will be at work for a quarter of a minute
+    time.sleep(4)  # until imports are done: an interrupt inside torch's may abort the process before Python hears of it
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     # Where the interrupt came through an exec (imports have some), Python ends itself by the signal; shells show that as 130 too.
