@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from dask.distributed import Client, LocalCluster
 from driver import N, X, fitted, run
+from sklearn.datasets import make_classification
 
-from fullconformal import ClusterError
-from fullconformal.estimators import fitting, shards
+from fullconformal import ClusterError, FullConformalClassifier
+from fullconformal.estimators import fitting, making, shards
 from fullconformal.scores import tasks
 from fullconformal.scores.checkpoint import Parts
 from fullconformal.scores.tasks import Patience, finished
@@ -201,6 +202,21 @@ def test_other_workers_find_the_parts(dask, tmp_path, expected):
     with joblib.parallel_config(backend="sequential"):
         assert np.abs(run(checkpoint=tmp_path, n_jobs=1) - expected).max() < 1e-9
     assert parts(tmp_path) == before
+
+
+def test_parts_of_other_parameters_are_not_mixed_in(tmp_path, monkeypatch):
+    """A folder from before softmax regressions were stated in contrasts: the same data and options, other matrices."""
+    X, Y = make_classification(200, 6, n_informative=4, n_classes=3, random_state=0)
+    options = {"method": "influence", "l2": 0.1}
+    expected = FullConformalClassifier(**options).fit(X, Y).predict_p(X[:9])
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "in_contrasts", lambda problem: problem)
+        FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y)
+    before = parts(tmp_path, "curvature-")
+    for _ in range(2):
+        p = FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y).predict_p(X[:9])
+        assert np.abs(p - expected).max() < 1e-9
+        assert len(parts(tmp_path, "curvature-")) == 2 * len(before) > 0
 
 
 def test_a_network_whose_parameters_are_kept_is_not_trained_again(tmp_path, monkeypatch):

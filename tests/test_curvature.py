@@ -13,7 +13,8 @@ from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import CurvatureError
 from fullconformal.curvature.dense import MANY, SMALL, DenseFactor, factorise, inverse_triangular, times_triangular
 from fullconformal.curvature.structured import add_gram
-from fullconformal.problem import Problem, flat
+from fullconformal.models import linear
+from fullconformal.problem import Problem, flat, in_contrasts
 from fullconformal.scores.base import rounding
 
 
@@ -215,6 +216,31 @@ def test_with_many_points_a_parameter_the_factor_is_an_inverse_and_solves_the_sa
     tol = 200 * torch.finfo(torch.float64).eps * torch.linalg.cond(H) * solution.abs().max()
     assert (factor.solve(V) - solution).abs().max() < tol
     assert (factor.influence(V)[0] - (V * solution).sum(1)).abs().max() < 200 * tol
+
+
+@pytest.mark.parametrize(("n_classes", "d"), [(3, 8), (10, 20), (3, 20), (5, 60)])
+@pytest.mark.parametrize("margin", [4, 12, 20])
+def test_the_curvature_of_sure_models_has_the_digits_of_its_dtype(n_classes, d, margin):
+    """π(1 − π) of points that are sure is as small as e^−margin; wide and narrow layers, in contrasts and not, float32 beside float64."""
+    torch.manual_seed(0)
+    X = torch.randn(300 * n_classes, d, dtype=torch.float64)
+    model = linear(d, n_classes, dtype=torch.float64)
+    y = (X @ model[0].weight.T).argmax(1)
+    with torch.no_grad():
+        top = (X @ model[0].weight.T).topk(2).values
+        X *= (torch.rand(len(X), 1, dtype=torch.float64) + margin) / (
+            top[:, :1] - top[:, 1:]
+        )  # the margins of all points
+        keep = X.norm(dim=1) < 4 * X.norm(dim=1).median()
+        model[0].bias.zero_()
+    X, y = X[keep].float().double(), y[keep]
+    model = model.float().double()
+    double = Problem(model, X, y, {"0.weight": 1e-30, "0.bias": 1e-30})
+    single = Problem(copy.deepcopy(model).float(), X.float(), y, {"0.weight": 1e-30, "0.bias": 1e-30})
+    for change in (lambda problem: problem, in_contrasts):
+        exact, found = (GGN().matrix(change(problem)).double() for problem in (double, single))
+        # Rounding of logits, which e^−margin multiplies by their size, and of sums that do not cancel.
+        assert (found - exact).abs().max() <= 64 * margin * torch.finfo(torch.float32).eps * exact.abs().max()
 
 
 @pytest.mark.parametrize("p", [3, 8, 61])

@@ -50,7 +50,7 @@ class DenseFactor(Factor):
 
     @property
     def nbytes(self) -> int:
-        return self.matrix.nbytes
+        return sum(part.nbytes for part in (self.matrix, self.order, self.roots) if part is not None)
 
     @property
     def flops(self) -> float:

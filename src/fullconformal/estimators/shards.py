@@ -182,7 +182,10 @@ class Fit:
         return problem
 
     def shards(self, problem: Problem, what: str, memory: int | None = None) -> dict[str, Shard]:
-        """Shards by the name of their part, cut as in the folder; fewer where the matrices they send back must fit the memory."""
+        """Shards by the name of their part, cut as in the folder; fewer where the matrices they send back must fit the memory.
+
+        The name tells the number of parameters: an earlier version may have stated the same model with others.
+        """
 
         def pieces() -> FloatArray:
             out = min(TASKS * workers(self.work.n_jobs, self.parts), problem.n // POINTS)
@@ -191,7 +194,7 @@ class Fit:
             return np.array([max(1, out)], dtype=np.float64)
 
         slices = cut(problem.n, int(self.kept(f"{what}_shards", pieces)[0]))
-        return {f"{what}-{at.start}-{at.stop}": Shard(problem.X[at], problem.y[at]) for at in slices}
+        return {f"{what}-{problem.p}-{at.start}-{at.stop}": Shard(problem.X[at], problem.y[at]) for at in slices}
 
     def factor(self, curvature: Curvature, problem: Problem, memory: int) -> Factor:
         """The factor of 𝓗; where it is a sum over points its parts are added in their order, whatever the order in which they come."""

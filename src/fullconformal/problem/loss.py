@@ -25,9 +25,11 @@ def residuals(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax_curvature(logits: Tensor) -> Tensor:
-    """S = diag(π) − ππᵀ, (..., C, C)."""
+    """S = diag(π) − ππᵀ, (..., C, C); π_c(1 − π_c) as Σ π_cπ_k over the others, since 1 − π_c would cancel where the model is sure."""
     pi = softmax(logits)
-    return torch.diag_embed(pi) - pi[..., :, None] * pi[..., None, :]
+    products = pi[..., :, None] * pi[..., None, :]
+    products.diagonal(dim1=-2, dim2=-1).zero_()
+    return torch.diag_embed(products.sum(-1)) - products
 
 
 def other_odds(logits: Tensor, y: Tensor) -> Tensor:

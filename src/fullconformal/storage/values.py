@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -197,15 +197,19 @@ def among(value: Any, allowed: Any) -> Any:
 
 
 def of_dataclass(cls: Any) -> Kind:
-    """The kind of a dataclass whose fields can all be kept; their types are checked when it is made again."""
-    names = [field.name for field in fields(cls)]
+    """The kind of a dataclass whose fields can all be kept; their types are checked when it is made again.
+
+    Fields with a default may be missing: a file of an earlier version does not know them.
+    """
+    names = {field.name for field in fields(cls)}
+    needed = {field.name for field in fields(cls) if field.default is MISSING}
 
     def pack(value: Any, _: Packer) -> dict[str, Any]:
         return {name: getattr(exactly(cls, value), name) for name in names}
 
     def unpack(values: dict[str, Any], _: Unpacker) -> Any:
         hints = typing.get_type_hints(cls)
-        if sorted(values) != sorted(names) or not all(conforms(values[name], hints[name]) for name in names):
+        if not needed <= set(values) <= names or not all(conforms(part, hints[name]) for name, part in values.items()):
             raise StorageError(f"the fields of {cls.__name__} are not what they should be")
         return cls(**values)
 
