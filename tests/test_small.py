@@ -72,18 +72,32 @@ def test_features_whose_squares_are_beyond_float32_are_fitted():
 # Threads ----------------------------------------------------------------------------------------------------------------
 
 
-def test_numpy_has_one_thread_for_little_and_gets_the_others_back():
-    def counts():
-        return [library["num_threads"] for library in logistic._blas().info()]
+@pytest.fixture
+def blas_threads():
+    """Tells how many threads NumPy's products have, which are two at first."""
+    pools = logistic.BLAS.pools
+    assert pools.info()
+    with pools.limit(limits=2):
+        yield lambda: {library["num_threads"] for library in pools.info()}
 
-    before = counts()
-    assert before
+
+def test_numpy_has_one_thread_for_little_and_gets_the_others_back(blas_threads):
     with pytest.raises(KeyError), logistic.blas_alone(logistic.LITTLE):
-        assert counts() == [1] * len(before)
+        assert blas_threads() == {1}
         raise KeyError
-    assert counts() == before
+    assert blas_threads() == {2}
     with logistic.blas_alone(logistic.LITTLE + 1):
-        assert counts() == before
+        assert blas_threads() == {2}
+
+
+def test_numpy_gets_its_threads_back_when_the_last_of_several_callers_is_done(blas_threads):
+    """Whoever came second, in another thread of Python, found one thread; it must not put that back."""
+    first, second = logistic.blas_alone(1), logistic.blas_alone(1)
+    first.__enter__()
+    with second:
+        first.__exit__(None, None, None)
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
 
 
 @pytest.fixture

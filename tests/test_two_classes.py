@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,27 @@ def test_what_is_saved_copied_and_pickled_predicts_the_same(tmp_path):
     clf.save(tmp_path / "p.safetensors")
     np.testing.assert_array_equal(load(tmp_path / "p.safetensors").predict_p(objects), p)
     np.testing.assert_array_equal(clf.predict_p(objects), p)
+
+
+def test_another_thread_may_make_the_general_engine_meanwhile():
+    clf, _, _, objects = fitted()
+    engine, query = clf._engine, replace(clf._query(), prune=False)
+
+    class Meanwhile(np.ndarray):
+        def __len__(self):
+            assert engine.training.problem is engine.problem
+            return super().__len__()
+
+    found = engine.counts(objects.view(Meanwhile), query)
+    np.testing.assert_array_equal(found, engine.counts(objects, query))
+
+
+def test_the_choice_of_the_curvature_is_told_where_that_was_asked_for(capsys, general):
+    X, y, _ = draw(0, 100, 3, 1)
+    FullConformalClassifier(method="influence", verbose=1).fit(X, y)
+    told = capsys.readouterr().out
+    general(X, y, verbose=1)
+    assert told == capsys.readouterr().out != ""
 
 
 def test_the_training_points_may_be_overwritten_after_the_fit(general):

@@ -62,7 +62,8 @@ def make_engine(
 
 def is_small(options: FullOptions, X: Any, settings: Settings, memory: int) -> bool:
     """Whether a logistic regression of two classes is done with before others have begun, and asks for nothing special."""
-    plain = options.curvature in ("auto", "ggn") and options.damping is None and not options._work().shared
+    usual = options.curvature in ("auto", "ggn") and options.damping is None
+    plain = usual and not options.verbose and not options._work().shared
     here = settings.dtype in (None, torch.float64) and torch.device(settings.device).type == "cpu"
     return (
         plain

@@ -33,22 +33,14 @@ class TwoClasses(Influence):
         """What an Influence has and this one does not have yet."""
         if name.startswith("__") or "bag" not in self.__dict__:
             raise AttributeError(name)
-        self.become_influence()
+        become_influence(self)
         return getattr(self, name)
-
-    def become_influence(self) -> None:
-        """Make all that an Influence has, at the weights that are known."""
-        problem = linear_problem(self.a[:, :-1], self.y, self.l2, torch.as_tensor(self.bag.w))
-        choice = choose(problem, None, self.memory, "cpu")
-        foretold = tuple(map(str, choice.estimates))
-        Influence.__init__(self, problem, choice.curvature, choice.name, self.memory, self.prune, "", foretold)
-        self.__class__ = Influence  # type: ignore[assignment]
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         plain = query.approximation == "direct" and query.weight is None and query.prune == "auto"
         small = len(X) * max(self.n, X.shape[1]) <= NUMBERS and float(np.abs(X).max()) < HUGE
         if not plain or query.work.shared or not small:
-            self.become_influence()
+            become_influence(self)
             return self.counts(X, query)
         if query.progress is not None:
             query.progress(len(X), len(X))
@@ -80,6 +72,18 @@ class TwoClasses(Influence):
             largest_leverage=float(leverages(loss, s).max()),
             negative_scores=0,
         ).warnings
+
+
+def become_influence(engine: TwoClasses) -> None:
+    """Make all that an Influence has, at the weights that are known. No method: another thread may change the class meanwhile.
+
+    Threads that come here together make the same things, and what the closed forms need stays for those that are in them.
+    """
+    problem = linear_problem(engine.a[:, :-1], engine.y, engine.l2, torch.as_tensor(engine.bag.w))
+    choice = choose(problem, None, engine.memory, "cpu")
+    foretold = tuple(map(str, choice.estimates))
+    Influence.__init__(engine, problem, choice.curvature, choice.name, engine.memory, engine.prune, "", foretold)
+    engine.__class__ = Influence  # type: ignore[assignment]
 
 
 def two_classes(X: Any, y: npt.NDArray[np.int64], l2: float, memory: int, prune: bool | str) -> TwoClasses | None:

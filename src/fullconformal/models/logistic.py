@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +23,37 @@ MOST = 100  # products in a step
 LITTLE = 2**21  # numbers of an input matrix, of whose products threads make nothing
 
 
-@contextmanager
-def blas_alone(size: int) -> Iterator[None]:
+class _Blas:
+    """OpenBLAS's threads. They are the whole process's: the first to come takes them, the last to go gives them back."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside = Lock(), 0
+
+    @cached_property
+    def pools(self) -> ThreadpoolController:
+        return ThreadpoolController().select(internal_api="openblas")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                self.limiter = self.pools.limit(limits=1)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if not self.inside:
+                    self.limiter.restore_original_limits()
+
+
+BLAS = _Blas()
+
+
+def blas_alone(size: int) -> AbstractContextManager[None]:
     """One thread for products of matrices of so many numbers, where they are few: NumPy's threads and torch's wait for each other."""
-    if size > LITTLE:
-        yield
-        return
-    with _blas().limit(limits=1):
-        yield
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController().select(internal_api="openblas")
+    return nullcontext() if size > LITTLE else BLAS.alone()
 
 
 class _Objective:
