@@ -252,7 +252,7 @@ def test_a_factor_kept_inverted_acts_as_the_factor(p):
     L = torch.linalg.cholesky(A @ A.T + torch.eye(p))
     plain, inverted = (
         DenseFactor(L, None, 0.0, 0.0, 0.0),
-        DenseFactor(inverse_triangular(L), None, 0.0, 0.0, 0.0, inverted=True),
+        DenseFactor(inverse_triangular(L.clone()), None, 0.0, 0.0, 0.0, inverted=True),
     )
     tol = 10 * p * torch.finfo(torch.float64).eps * torch.linalg.cond(L) ** 2
     for action in ("half", "back", "solve"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.linalg import lapack
 from torch import Tensor
 
 from fullconformal.curvature.base import (
@@ -188,7 +189,9 @@ def meeting_and_idle(H: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_triangular(L: Tensor) -> Tensor:
-    """L⁻¹ of a lower triangular matrix."""
+    """L⁻¹ of a lower triangular matrix in float64, which is overwritten on a CPU."""
+    if not L.is_cuda:
+        return torch.from_numpy(lapack.dtrtri(L.numpy(), lower=1, overwrite_c=1)[0])
     out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
     return out
 
