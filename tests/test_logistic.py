@@ -3,13 +3,17 @@
 import numpy as np
 import oracles_convex as oracle
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils._param_validation import InvalidParameterError
 
 from fullconformal import FullConformalClassifier
+from fullconformal.estimators import fitting
+from fullconformal.models import linear
 from fullconformal.models.adapters import read
 from fullconformal.models.fitting import NotFinite
 from fullconformal.models.logistic import fit_softmax
+from fullconformal.problem import Problem, in_contrasts
 
 
 def draw(seed, n=60, d=6, C=4, scale=1.0):
@@ -45,6 +49,20 @@ def test_it_stops_and_says_so_where_a_block_is_singular():
     X[:, 2] = 0.0
     W, size = fit_softmax(X, y, np.zeros(7), np.zeros((4, 7)), 1e-9)
     assert size == np.abs(oracle.gradient(W.T, X, y, 4, np.zeros(7))).max() > 1e-9
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_problem_in_contrasts_is_fitted_without_its_matrix_too(bias, monkeypatch):
+    """As the refits of an audit are."""
+    monkeypatch.setattr(fitting, "GGN", None)
+    X, y = (torch.as_tensor(part) for part in draw(0))
+    plain = Problem(linear(7, 4, bias, torch.float64), X, y, {"0.weight": 0.3})
+    other = in_contrasts(plain)
+    for problem in (plain, other):
+        fitting.minimise(problem)
+        assert float(problem.gradient().abs().max()) <= 1e-8
+    gap = plain.logits(X) - other.logits(X)
+    assert float((gap - gap.mean(1, keepdim=True)).abs().max()) < 1e-7
 
 
 def test_what_overflows_is_refused():

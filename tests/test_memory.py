@@ -1,4 +1,4 @@
-"""EK-FAC and dense factors keep to their memory: bytes of live tensors, at full size without their numbers, and at a small one with them."""
+"""EK-FAC and dense factors keep to their memory: bytes of live tensors, at full size without numbers, and at a small one with them."""
 
 import numpy as np
 import pytest

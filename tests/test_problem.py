@@ -11,6 +11,7 @@ from fullconformal.problem import (
     Problem,
     candidate_losses,
     contract,
+    contrasts_of,
     flat,
     full_precision,
     in_contrasts,
@@ -177,6 +178,25 @@ def test_a_softmax_regression_in_contrasts_has_the_same_logits_and_influences(bi
 def test_other_models_are_left_as_they_are(model):
     problem = Problem(model.eval(), torch.randn(5, 3), torch.arange(5) % 2, 1.0)
     assert in_contrasts(problem) is problem
+
+
+def test_a_problem_in_contrasts_is_known_as_one():
+    problem = Problem(linear(3, 4), torch.randn(5, 3), torch.arange(5) % 4, 1.0)
+    torch.testing.assert_close(contrasts_of(in_contrasts(problem)), contrasts(4), rtol=0, atol=0)
+    for model in (linear(3, 4), linear(3, 2), mlp(3, (3,), 4), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4))):
+        assert contrasts_of(Problem(model, torch.randn(5, 3), torch.arange(5) % 2, 1.0)) is None
+
+
+def test_what_all_classes_share_does_not_cost_the_contrasts_digits():
+    """Weights of 1e4 that cancel, float32: the contrasts are those of the weights as they are."""
+    torch.manual_seed(0)
+    model = linear(3, 4)
+    with torch.no_grad():
+        model[0].weight += 1e4
+    problem = in_contrasts(Problem(model, torch.randn(5, 3), torch.arange(5) % 4, 1.0))
+    expected = contrasts(4).T @ model[0].weight.detach().double()
+    found = problem.tail[0].linear.weight.detach().double()
+    assert (found - expected).abs().max() <= torch.finfo(torch.float32).eps * expected.abs().max()
 
 
 def test_classes_that_are_penalised_differently_are_left_as_they_are():

@@ -22,7 +22,7 @@ from fullconformal.models.adapters import adapt, check_objective, is_skorch, rea
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
 from fullconformal.models.logistic import blas_alone, fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
-from fullconformal.problem import Problem
+from fullconformal.problem import Problem, contrasts_of
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64
@@ -247,8 +247,10 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
     theta, (block,) = problem.theta, problem.blocks
     binary = block.layer == 0 and len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear)
     penalty = problem.penalty.view(block.o, block.i)
+    B = contrasts_of(problem)
+    plain = block.layer == len(problem.tail) - 1 or B is not None
     # On a GPU the whole Hessian is cheaper than bringing the inputs here.
-    several = block.layer == len(problem.tail) - 1 and not theta.is_cuda and bool((penalty == penalty[0]).all())
+    several = plain and not theta.is_cuda and bool((penalty == penalty[0]).all())
     if not (binary or several):
         return theta, False
     if block.layer == 0 and problem.n <= problem.chunk:  # what is small is kept for later
@@ -261,8 +263,9 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
         if binary:
             fitted, done = fit_binary(a, y.astype(np.float64), weight, W[0], tol), True
         else:
-            fitted, size = fit_softmax(a, y, weight, W, tol)
-            done = size <= tol
+            T = np.eye(block.o) if B is None else B.numpy()
+            fitted, size = fit_softmax(a, y, weight, T @ W, tol)
+            fitted, done = T.T @ fitted, size <= tol
     return torch.as_tensor(fitted).to(theta).view(-1), done
 
 

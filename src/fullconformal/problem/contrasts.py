@@ -20,6 +20,15 @@ def contrasts(n_classes: int) -> Tensor:
     return (torch.diag(k, -1)[:, :-1] - below) / (k * (k + 1)).sqrt()
 
 
+def contrasts_of(problem: Problem) -> Tensor | None:
+    """B (C, C − 1), float64, of a problem in contrasts; None of others."""
+    if [layer.trainable for layer in problem.tail] != [True, False] or len(problem.tail[0].activation):
+        return None
+    outer, B = problem.tail[1].linear, contrasts(problem.n_classes)
+    same = outer.bias is None and outer.weight.shape == B.shape and torch.equal(outer.weight, B.to(outer.weight))
+    return B.to(outer.weight.device) if same else None
+
+
 @torch.no_grad()
 def in_contrasts(problem: Problem) -> Problem:
     """The same problem in contrasts, where its model is one linear layer that penalises classes alike; itself where it is not."""
@@ -30,14 +39,14 @@ def in_contrasts(problem: Problem) -> Problem:
     penalty = problem.penalty.view(block.o, block.i)
     if not bool((penalty == penalty[0]).all()):
         return problem
-    B = contrasts(block.o).to(layer.weight)
+    B = contrasts(block.o).to(layer.weight.device)  # in float64: what the classes share may be large, and cancels
     inner = nn.Linear(layer.in_features, block.o - 1, layer.bias is not None, layer.weight.device, layer.weight.dtype)
     outer = nn.Linear(block.o - 1, block.o, False, layer.weight.device, layer.weight.dtype).requires_grad_(False)
-    inner.weight.copy_(B.T @ layer.weight)
+    inner.weight.copy_(B.T @ layer.weight.double())
     outer.weight.copy_(B)
     by_name = {"0.weight": float(penalty[0, 0])}
     if layer.bias is not None:
-        inner.bias.copy_(B.T @ layer.bias)
+        inner.bias.copy_(B.T @ layer.bias.double())
         by_name["0.bias"] = float(penalty[0, -1])
     out = Problem(nn.Sequential(inner, outer).eval(), problem.X, problem.y, by_name, problem.chunk)
     if "design" in problem.__dict__:  # which is the same
