@@ -22,7 +22,7 @@ from fullconformal.curvature.base import (
 )
 from fullconformal.problem import Problem
 
-MANY = 8  # points a parameter from which it does so with up to LARGE
+MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
 LARGE, IDLE = 4096, 16  # parameters up to which a copy of 𝓗 costs nothing; one in so many must be idle for it to pay
 
 

@@ -24,9 +24,9 @@ def contrasts_of(problem: Problem) -> Tensor | None:
     """B (C, C − 1), float64, of a problem in contrasts; None of others."""
     if [layer.trainable for layer in problem.tail] != [True, False] or len(problem.tail[0].activation):
         return None
-    outer, B = problem.tail[1].linear, contrasts(problem.n_classes)
-    same = outer.bias is None and outer.weight.shape == B.shape and torch.equal(outer.weight, B.to(outer.weight))
-    return B.to(outer.weight.device) if same else None
+    outer, B = problem.tail[1], contrasts(problem.n_classes)
+    same = len(outer.parameters) == 1 and torch.equal(outer.linear.weight, B.to(outer.linear.weight))
+    return B.to(outer.linear.weight.device) if same else None
 
 
 @torch.no_grad()
