@@ -47,7 +47,7 @@ def linear_curvature(problem: Problem) -> Tensor:
     after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
     T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
     k, q = torch.triu_indices(block.o, block.o, device=T.device)
-    pairs, total = T[:, k] * T[:, q], problem.X.new_zeros(len(k), block.i * (block.i + 1) // 2)
+    pairs, total = T.T[k] * T.T[q], problem.X.new_zeros(len(k), block.i * (block.i + 1) // 2)
     H = torch.diag(problem.penalty)
     room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * sum(total.shape))
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
@@ -59,21 +59,22 @@ def linear_curvature(problem: Problem) -> Tensor:
             continue
         few = len(a) if a.is_cuda else PORTION
         for some, share in zip(a.split(few), pi.split(few), strict=True):
-            total.addmm_(_covariance(share, T, pairs, k, q).T, _squares(some).T)
+            total.addmm_(_covariance(share.T, T.T, pairs, k, q), _squares(some).T)
     return H if block.o == 1 else _laid_out(total, block, H)
 
 
 def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
-    """Entries (k, q) of the covariance of T's rows (C, o) under each π (n, C), from the products of its columns `pairs` (C, len(k)).
+    """Entries (k, q) of the covariance of T's columns (o, C) under each π (C, n), from the products of its rows `pairs` (len(k), C).
 
-    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest row, ρ the other probabilities, ν = Σ ρT and
+    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest column, ρ the other probabilities, ν = Σ ρT and
     μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ, and the rounding is that of the result.
     """
-    top = pi.argmax(1, keepdim=True)
-    rest = pi.scatter(1, top, 0.0)
-    t, nu = T[top[:, 0]], rest @ T
-    away = nu - rest.sum(1, keepdim=True) * t
-    return rest @ pairs - nu[:, k] * t[:, q] - (t + away)[:, k] * away[:, q]
+    top = pi.argmax(0, keepdim=True)
+    rest = pi.scatter(0, top, 0.0)
+    t, nu = T.index_select(1, top[0]), T @ rest
+    away = nu - rest.sum(0) * t
+    out = (pairs @ rest).addcmul_(nu[k], t[q], value=-1)
+    return out.addcmul_((t + away)[k], away[q], value=-1)
 
 
 class _Pairs:

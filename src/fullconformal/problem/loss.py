@@ -25,11 +25,13 @@ def residuals(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax_curvature(logits: Tensor) -> Tensor:
-    """S = diag(π) − ππᵀ, (..., C, C); π_c(1 − π_c) as Σ π_cπ_k over the others, since 1 − π_c would cancel where the model is sure."""
+    """S = diag(π) − ππᵀ, (..., C, C); 1 − π above ½ as the sum of the others, since it would cancel where the model is sure."""
     pi = softmax(logits)
-    products = pi[..., :, None] * pi[..., None, :]
-    products.diagonal(dim1=-2, dim2=-1).zero_()
-    return torch.diag_embed(products.sum(-1)) - products
+    likely = pi > 0.5  # one at most
+    others = torch.where(likely, pi.masked_fill(likely, 0.0).sum(-1, keepdim=True), 1 - pi)
+    S = -pi[..., :, None] * pi[..., None, :]
+    S.diagonal(dim1=-2, dim2=-1).copy_(pi * others)
+    return S
 
 
 def other_odds(logits: Tensor, y: Tensor) -> Tensor:
