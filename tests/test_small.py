@@ -82,17 +82,18 @@ def blas_threads():
 
 
 def test_numpy_has_one_thread_for_little_and_gets_the_others_back(blas_threads):
-    with pytest.raises(KeyError), logistic.blas_alone(logistic.LITTLE):
+    with pytest.raises(KeyError), logistic.blas_alone((logistic.LITTLE, 1)):
         assert blas_threads() == {1}
         raise KeyError
     assert blas_threads() == {2}
-    with logistic.blas_alone(logistic.LITTLE + 1):
-        assert blas_threads() == {2}
+    for shape in ((logistic.LITTLE + 1, 1), (3, 1500)):  # of many points, and with a large Hessian
+        with logistic.blas_alone(shape):
+            assert blas_threads() == {2}
 
 
 def test_numpy_gets_its_threads_back_when_the_last_of_several_callers_is_done(blas_threads):
     """Whoever came second, in another thread of Python, found one thread; it must not put that back."""
-    first, second = logistic.blas_alone(1), logistic.blas_alone(1)
+    first, second = logistic.blas_alone((1, 1)), logistic.blas_alone((1, 1))
     first.__enter__()
     with second:
         first.__exit__(None, None, None)

@@ -198,6 +198,12 @@ def test_a_curvature_that_needs_damping_is_left_to_the_general_engine():
     assert type(clf._engine) is Influence
 
 
+def test_a_hessian_that_takes_longer_than_starting_functions_is_left_to_the_general_engine():
+    X, y, _ = draw(0, 20, 513, 1)
+    assert type(FullConformalClassifier(method="influence").fit(X, y)._engine) is Influence
+    assert type(FullConformalClassifier(method="influence").fit(X[:, :512], y)._engine) is TwoClasses
+
+
 @pytest.mark.parametrize(
     "options",
     [{"curvature": "hessian"}, {"damping": 0.1}, {"dtype": "float32"}, {"n_jobs": 2}, {"memory_budget": 1e-5}],

@@ -190,7 +190,7 @@ def _logistic(n_features: int, n_classes: int, n: int, l2: float | None) -> tupl
     return module, {"0.weight": n * (L2_LINEAR if l2 is None else l2)}
 
 
-def linear_problem(X: np.ndarray, y: np.ndarray, l2: float | None, w: Tensor) -> Problem:
+def linear_problem(X: np.ndarray, y: np.ndarray, l2: float, w: Tensor) -> Problem:
     """The built-in logistic regression of two classes with known weights w (d + 1,), the intercept last."""
     module, penalty = _logistic(X.shape[1], 2, len(y), l2)
     problem = Problem(module.eval(), to_tensor(X, "cpu", torch.float64), torch.as_tensor(y), penalty)
@@ -259,7 +259,7 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
         inputs = torch.cat([problem.trace(part).inputs[block.layer] for part in problem.X.split(problem.chunk)])
     a, W, weight = (part.double().cpu().numpy() for part in (inputs, theta.view(block.o, block.i), penalty[0]))
     y = problem.y.cpu().numpy()
-    with blas_alone(a.size):
+    with blas_alone(a.shape):
         if binary:
             fitted, done = fit_binary(a, y.astype(np.float64), weight, W[0], tol), True
         else:

@@ -70,7 +70,7 @@ def is_small(options: FullOptions, X: Any, settings: Settings, memory: int) -> b
         and here
         and isinstance(X, np.ndarray)
         and X.ndim == 2
-        and X.size <= NUMBERS
+        and X.shape[1] * max(X.shape) <= NUMBERS
         and 64 * (X.size + X.shape[1] ** 2) <= memory
     )
 

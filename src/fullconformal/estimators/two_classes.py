@@ -17,7 +17,9 @@ from fullconformal.estimators.fitting import NEWTON_TOLERANCE, linear_problem
 from fullconformal.models.logistic import blas_alone, fit_binary
 from fullconformal.scores.two_classes import TwoClassBag, two_class_bag, two_class_counts
 
-NUMBERS = 2**18  # of a bag, and pairs with the objects of a call, up to which starting functions is most of the time
+NUMBERS = (
+    2**18
+)  # of a bag or its Hessian, and pairs with the objects of a call, up to which starting functions is most of the time
 HUGE = 1e100  # a value whose square may overflow
 
 
@@ -44,7 +46,7 @@ class TwoClasses(Influence):
             return self.counts(X, query)
         if query.progress is not None:
             query.progress(len(X), len(X))
-        with blas_alone(X.size):
+        with blas_alone(X.shape):
             return two_class_counts(self.bag, with_one(X), query.q)
 
     def log_proba(self, X: Any) -> FloatArray:
@@ -91,7 +93,7 @@ def two_classes(X: Any, y: npt.NDArray[np.int64], l2: float, memory: int, prune:
     check_squares(X, "float64")
     a, target = with_one(X), y.astype(np.float64)
     penalty = np.append(np.full(X.shape[1], len(y) * l2), 0.0)
-    with blas_alone(a.size):
+    with blas_alone(a.shape):
         w = fit_binary(a, target, penalty, np.zeros(a.shape[1]), len(y) * NEWTON_TOLERANCE)
         bag = two_class_bag(a, target, penalty, w)
     return None if bag is None else TwoClasses(bag, a, y, l2, memory, prune)

@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 FORCING = 1e-2  # how much of the gradient conjugate gradients may leave
 PRODUCTS = 12  # with the Hessian, after which a step needs blocks of its own
 MOST = 100  # products in a step
-LITTLE = 2**21  # numbers of an input matrix, of whose products threads make nothing
+LITTLE = 2**21  # numbers of a matrix, of whose products threads make nothing
 
 
 class _Blas:
@@ -51,9 +51,9 @@ class _Blas:
 BLAS = _Blas()
 
 
-def blas_alone(size: int) -> AbstractContextManager[None]:
-    """One thread for products of matrices of so many numbers, where they are few: NumPy's threads and torch's wait for each other."""
-    return nullcontext() if size > LITTLE else BLAS.alone()
+def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
+    """One thread for logistic regressions on inputs (n, i), where they and their Hessian are small: threads of NumPy and torch collide."""
+    return nullcontext() if shape[1] * max(shape) > LITTLE else BLAS.alone()
 
 
 class _Objective:
