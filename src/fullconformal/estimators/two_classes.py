@@ -17,9 +17,7 @@ from fullconformal.estimators.fitting import NEWTON_TOLERANCE, linear_problem
 from fullconformal.models.logistic import blas_alone, fit_binary
 from fullconformal.scores.two_classes import TwoClassBag, two_class_bag, two_class_counts
 
-NUMBERS = (
-    2**18
-)  # of a bag or its Hessian, and pairs with the objects of a call, up to which starting functions is most of the time
+NUMBERS = 2**18  # of a bag, its Hessian and pairs with objects, up to which starting functions is most of the time
 HUGE = 1e100  # a value whose square may overflow
 
 
