@@ -23,6 +23,7 @@ from fullconformal.curvature.base import (
 from fullconformal.problem import Problem
 
 MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
+IN_PLACE = 1024  # parameters from which the inverse is worth another library
 LARGE, IDLE = 4096, 16  # parameters up to which a copy of 𝓗 costs nothing; one in so many must be idle for it to pay
 
 
@@ -189,8 +190,11 @@ def meeting_and_idle(H: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_triangular(L: Tensor) -> Tensor:
-    """L⁻¹ of a lower triangular matrix in float64, which is overwritten on a CPU."""
-    if not L.is_cuda:
+    """L⁻¹ of a lower triangular matrix in float64, which may be overwritten.
+
+    A large one by LAPACK, in a third of the operations and in place; its threads would be in the way of torch's where that takes no time.
+    """
+    if not L.is_cuda and len(L) >= IN_PLACE:
         return torch.from_numpy(lapack.dtrtri(L.numpy(), lower=1, overwrite_c=1)[0])
     out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
     return out
