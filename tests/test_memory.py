@@ -63,11 +63,11 @@ def test_each_step_for_a_resnet18_keeps_to_what_it_was_given(monkeypatch):
             assert 2 * GIB < peak(halves.half, X[: len(many)], many, torch.ones(many.shape), out) <= 4 * GIB
 
 
-@pytest.mark.parametrize("idle", [0, 90])
+@pytest.mark.parametrize("idle", [0, 160])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_dense_factor_takes_what_was_foretold(dtype, idle):
     """𝓗 in float64 and a factor of it, whose inverse is kept; with and without parameters that are left out."""
-    p = IN_PLACE + 100  # below it is little in any case
+    p = IN_PLACE + 200  # below it is little in any case
     n = MANY * p
     B = torch.randn(p, p, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     B[:, :idle] = 0
