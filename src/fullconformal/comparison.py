@@ -16,9 +16,9 @@ from fullconformal.estimators.base import ConformalClassifier, progress_bar
 from fullconformal.estimators.checks import labels as labels_of
 from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.estimators.cross import CVPlusClassifier
-from fullconformal.estimators.fitting import split_pipeline
 from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.split import SplitConformalClassifier
+from fullconformal.estimators.wrapping import split_pipeline
 from fullconformal.models.adapters import is_logistic
 from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
 from fullconformal.sets import check_levels, prediction_sets

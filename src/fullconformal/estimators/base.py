@@ -21,7 +21,7 @@ from torch import Tensor, bfloat16, nn
 
 from fullconformal import sets
 from fullconformal.estimators.checks import check_columns, check_names, labels, native, takes_missing, unmasked
-from fullconformal.estimators.fitting import split_pipeline
+from fullconformal.estimators.wrapping import split_pipeline
 
 Array = npt.NDArray[Any]
 

@@ -27,15 +27,9 @@ from fullconformal.estimators.checks import (
     encode_labels,
 )
 from fullconformal.estimators.engines import finite_rows
-from fullconformal.estimators.fitting import (
-    Settings,
-    check_estimator_kind,
-    fit_problem,
-    fit_transformer,
-    split_pipeline,
-    transform,
-)
+from fullconformal.estimators.fitting import Settings, fit_problem, fit_transformer, transform
 from fullconformal.estimators.refits import FitScore, LogProba
+from fullconformal.estimators.wrapping import check_estimator_kind, split_pipeline
 from fullconformal.models.adapters import is_skorch
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
 from fullconformal.sets import check_levels

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
-from fullconformal.estimators.checks import REMEDY, check_instance, check_squares, place
-from fullconformal.estimators.heads import find_head, with_new_head
-from fullconformal.models.adapters import adapt, check_objective, is_skorch, read, supported
+from fullconformal.estimators.checks import REMEDY, check_squares, place
+from fullconformal.estimators.heads import with_new_head
+from fullconformal.estimators.wrapping import check_classes, check_outputs
+from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
 from fullconformal.models.logistic import blas_alone, fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
@@ -26,8 +27,6 @@ from fullconformal.problem import Problem, contrasts_of
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64
-
-COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
 @dataclass(frozen=True)
@@ -42,49 +41,6 @@ class Settings:
     seed: int = 0
     head: str | None = None
     progress: Progress | None = None
-
-
-def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
-    """The transformers of a Pipeline (None where there are none) and the classifier at its end."""
-    if isinstance(estimator, Pipeline):
-        return (estimator[:-1] if len(estimator) > 1 else None), estimator[-1]
-    return None, estimator
-
-
-def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = None) -> None:
-    """Raise where the estimator cannot be wrapped, before anything is fitted."""
-    _, final = split_pipeline(estimator)
-    check_instance(final)
-    if head is not None:
-        if not isinstance(final, nn.Module):
-            raise ValueError(
-                f"head={head!r} names a layer of a torch.nn.Module, but estimator is {type(final).__name__}."
-            )
-        find_head(final, head)
-    if isinstance(final, nn.Module):
-        check_module(final, frozen_allowed=head is not None)
-    elif final is not None:
-        if not supported(final):
-            raise TypeError(
-                f"estimator={type(final).__name__} cannot be wrapped: give None, a torch.nn.Module, scikit-learn's "
-                "LogisticRegression, MLPClassifier or KNeighborsClassifier, a skorch NeuralNetClassifier, or a Pipeline that "
-                "ends in one of these. Any other classifier works with method='exact', by honest refits."
-            )
-        if l2 is not None:
-            raise ValueError(f"l2={l2!r} was given, but {type(final).__name__} brings its own penalty; set it there.")
-        check_objective(final)
-
-
-def check_module(module: nn.Module, frozen_allowed: bool = False) -> None:
-    """Raise for modules whose loss is not a sum over points, or that have nothing to fit."""
-    if not frozen_allowed and not any(q.requires_grad for q in module.parameters()):
-        raise ValueError("estimator has no trainable parameters; full conformal prediction needs a model that learns.")
-    coupled = [type(part).__name__ for part in module.modules() if isinstance(part, COUPLES_POINTS) and part.training]
-    if coupled:
-        raise ValueError(
-            f"estimator holds {', '.join(sorted(set(coupled)))} in training mode, where the loss of a point is random or depends "
-            "on other points; call estimator.eval() first (a trained model: with prefit=True)."
-        )
 
 
 def to_tensor(X: Any, device: torch.device | str, dtype: torch.dtype, *, training: bool = False) -> Tensor:
@@ -178,7 +134,7 @@ def _module(
     if unfitted is not None:  # `minimise` fits it
         return unfitted
     fitted = final if settings.prefit else fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
-    _check_classes(fitted, classes)
+    check_classes(fitted, classes)
     return adapt(fitted, n)
 
 
@@ -269,37 +225,6 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
     return torch.as_tensor(fitted).to(theta).view(-1), done
 
 
-def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
-    """Raise unless the module maps X to one finite logit a class, of every object by itself."""
-    try:
-        with torch.no_grad():
-            out, single = module(X[:2]), module(X[:1])
-    except RuntimeError as error:
-        raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != n_classes:
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(
-            f"estimator must return logits of shape (batch, {n_classes}), one a class found in y, but returned {shape}; "
-            "change its last layer, or give training labels of all its classes."
-        )
-    if not torch.isfinite(out).all():
-        raise NotFinite("estimator returns logits that are not finite on the training data; check its weights and X.")
-    if single.shape != out[:1].shape:
-        raise ValueError(
-            f"estimator must return logits of shape (1, {n_classes}) for a batch of one, but returned {tuple(single.shape)}; leave out "
-            "squeeze(), which drops that axis."
-        )
-    if not torch.allclose(single, out[:1], rtol=0.0, atol=0.01 * float(out.abs().max())):
-        raise ValueError(
-            "estimator returns other logits for an object by itself than beside another one: it is random, or lets objects of a batch "
-            "depend on each other. Full conformal prediction needs a loss of each point alone; leave such layers out."
-        )
-    if bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-5).all()):
-        raise ValueError(
-            "estimator returns probabilities: its outputs are positive and sum to 1; logits are needed, so leave out its last Softmax."
-        )
-
-
 def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
     """A clone of the estimator fitted to all of (X, y)."""
     estimator = clone(estimator)
@@ -311,13 +236,3 @@ def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
     if getattr(estimator, "random_state", 0) is None:
         estimator.set_params(random_state=seed)
     return estimator.fit(X, y)
-
-
-def _check_classes(fitted: Any, classes: np.ndarray) -> None:
-    known = getattr(fitted, "classes_", None)
-    if known is None:
-        raise ValueError(f"estimator={type(fitted).__name__} is not fitted; fit it first or leave prefit=False.")
-    if not is_skorch(fitted) and list(known) != list(classes):
-        raise ValueError(
-            f"y has classes {classes.tolist()}, but the fitted estimator knows {np.asarray(known).tolist()}; give its training data."
-        )

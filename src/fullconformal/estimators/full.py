@@ -18,12 +18,13 @@ from fullconformal.estimators.base import ConformalWarning, first_rows, progress
 from fullconformal.estimators.checks import check_flag, check_weights, check_whole, encode_labels
 from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.engines import Query
-from fullconformal.estimators.fitting import Settings, fit_transformer, split_pipeline, transform
+from fullconformal.estimators.fitting import Settings, fit_transformer, transform
 from fullconformal.estimators.large import check_stream, prefit_engine
 from fullconformal.estimators.making import make_engine
 from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions
 from fullconformal.estimators.recalibration import check_fresh, recalibrated, refined
 from fullconformal.estimators.streams import Stream, is_stream
+from fullconformal.estimators.wrapping import split_pipeline
 
 
 class FullConformalClassifier(FullOptions):

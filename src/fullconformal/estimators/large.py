@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics, leverages
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
-from fullconformal.estimators.fitting import L2_NETWORK, check_outputs, split_pipeline
+from fullconformal.estimators.fitting import L2_NETWORK
 from fullconformal.estimators.heads import Head
 from fullconformal.estimators.options import CURVATURES, DTYPES, SCHEMES, FullOptions
 from fullconformal.estimators.streams import Stream
+from fullconformal.estimators.wrapping import check_outputs, split_pipeline
 from fullconformal.models.fitting import NotFinite
 from fullconformal.problem import Problem
 from fullconformal.scores.base import Progress

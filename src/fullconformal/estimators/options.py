@@ -17,8 +17,9 @@ from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.checks import check_flags, check_number, check_option, check_running, check_whole
 from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
 from fullconformal.estimators.engines import APPROXIMATIONS
-from fullconformal.estimators.fitting import L2_NETWORK, check_estimator_kind, check_outputs, split_pipeline, to_tensor
+from fullconformal.estimators.fitting import L2_NETWORK, to_tensor
 from fullconformal.estimators.shards import Work, say_nothing
+from fullconformal.estimators.wrapping import check_estimator_kind, check_outputs, split_pipeline
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.problem import Problem

@@ -14,7 +14,7 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
 from fullconformal.estimators.checks import check_option, check_whole
-from fullconformal.estimators.fitting import split_pipeline
+from fullconformal.estimators.wrapping import split_pipeline
 from fullconformal.scores.adaptive import tune_raps
 from fullconformal.sets import likeliest
 
