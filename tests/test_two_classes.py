@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Oracle, algorithm_2
+from torch.func import hessian, jacrev
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.estimators import making
@@ -74,6 +75,30 @@ def test_counts_are_those_of_the_literal_algorithm(seed, n, d, scheme, l2):
     low, high = (1 + (gap > unit).sum(1)) / (n + 1), (1 + (gap >= -unit).sum(1)) / (n + 1)
     assert (low - 1e-12 <= p).all() and (p <= high + 1e-12).all()
     assert (high - low).mean() < 0.05  # so that the bounds say something
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 30), p=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_a_bag_at_any_weights_is_what_autograd_says(seed, n, p):
+    """Not at the minimum, where a gradient is zero whatever its terms: the warning of a fit that stopped early rests on it."""
+    rng = np.random.default_rng(seed)
+    a, y, penalty, w = rng.normal(size=(n, p)), rng.integers(0, 2, n), rng.uniform(0.5, 2, p), rng.normal(size=p)
+    bag = two_class_bag(a, y.astype(float), penalty, w)
+    A, labels, Lambda = torch.as_tensor(a), torch.as_tensor(y), torch.as_tensor(penalty)
+
+    def losses(w):
+        z = A @ w
+        return torch.nn.functional.cross_entropy(torch.stack([torch.zeros_like(z), z], 1), labels, reduction="none")
+
+    def objective(w):
+        return losses(w).sum() + (Lambda * w**2).sum() / 2
+
+    at = torch.as_tensor(w)
+    G, H = jacrev(losses)(at), hessian(objective)(at)
+    tol = 100 * n * np.finfo(float).eps  # sums of n terms of size one; the penalty keeps 1/𝓗 below 2
+    np.testing.assert_allclose(bag.loss, losses(at), rtol=tol, atol=tol)  # torch's lose the digits of sure points
+    np.testing.assert_allclose(bag.gradient, jacrev(objective)(at), rtol=0, atol=tol * (1 + np.abs(w).max()))
+    np.testing.assert_allclose(bag.self_influence, (G @ torch.linalg.inv(H) * G).sum(1), rtol=tol, atol=tol)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
