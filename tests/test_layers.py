@@ -25,7 +25,7 @@ LAYERS = {
     "scores": [
         *["problem", "convex", "curvature.base", "curvature.dense", "pvalues"],
         *["scores.base", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.halved"],
-        "scores.last_layer",
+        *["scores.last_layer", "scores.windows"],
     ],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},

@@ -42,39 +42,33 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 
 @torch.no_grad()
 def linear_curvature(problem: Problem) -> Tensor:
-    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ, S (o, o) the covariance of T's rows under π."""
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ with S (o, o) the covariance of T's rows under π.
+
+    S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ: no term is a difference that cancels where a model is sure.
+    """
     (block,) = problem.blocks
     after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
     T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
+    c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
     k, q = torch.triu_indices(block.o, block.o, device=T.device)
-    pairs, total = T.T[k] * T.T[q], problem.X.new_zeros(len(k), block.i * (block.i + 1) // 2)
-    H = torch.diag(problem.penalty)
-    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * sum(total.shape))
+    gaps, classes = T[c] - T[d], len(c) <= len(k)
+    spread = (gaps[:, k] * gaps[:, q]).T  # S (o(o+1)/2,) from the products of two classes' probabilities
+    H, packed = torch.diag(problem.penalty), block.i * (block.i + 1) // 2
+    total = problem.X.new_zeros(len(c) if classes else len(k), packed)
+    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * (packed + 3 * len(c) + len(k)))
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
         a, pi = trace.inputs[block.layer], softmax(trace.logits)
-        if block.o == 1:  # whose variance is had without cancelling, and whose sum is a square
-            t = T[:, 0]
-            H += gram(a * (pi * (t - (pi @ t)[:, None]).square_()).sum(1, keepdim=True).sqrt_())
-            continue
         few = len(a) if a.is_cuda else PORTION
-        for some, share in zip(a.split(few), pi.split(few), strict=True):
-            total.addmm_(_covariance(share.T, T.T, pairs, k, q), _squares(some).T)
-    return H if block.o == 1 else _laid_out(total, block, H)
-
-
-def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
-    """Entries (k, q) of the covariance of T's columns (o, C) under each π (C, n), from the products of its rows `pairs` (len(k), C).
-
-    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest column, ρ the other probabilities, ν = Σ ρT and
-    μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ, and the rounding is that of the result.
-    """
-    top = pi.argmax(0, keepdim=True)
-    rest = pi.scatter(0, top, 0.0)
-    t, nu = T.index_select(1, top[0]), T @ rest
-    away = nu - rest.sum(0) * t
-    out = (pairs @ rest).addcmul_(nu[k], t[q], value=-1)
-    return out.addcmul_((t + away)[k], away[q], value=-1)
+        buffer = a.new_empty(0 if block.o == 1 else packed * min(few, len(a)))
+        for some, share in zip(a.split(few), pi.T.split(few, dim=1), strict=True):
+            weights = share[c] * share[d]
+            weights = weights if classes else spread @ weights
+            if block.o == 1:  # whose sum is a square
+                H += gram(some * ((spread if classes else 1) * weights).sqrt_().T)
+            else:
+                total.addmm_(weights, _squares(some, buffer).T)
+    return H if block.o == 1 else _laid_out(spread @ total if classes else total, block, H)
 
 
 class _Pairs:
@@ -255,13 +249,14 @@ def tensor_cores() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _squares(a: Tensor) -> Tensor:
-    """Products of two inputs, the upper triangle of aaᵀ row by row, (i(i+1)/2, k) of inputs a (k, i)."""
+def _squares(a: Tensor, buffer: Tensor | None = None) -> Tensor:
+    """Products of two inputs, the upper triangle of aaᵀ row by row, (i(i+1)/2, k) of inputs a (k, i); on a CPU in a buffer."""
     k, i = a.shape
     if a.is_cuda:  # one kernel rather than i
         at = torch.triu_indices(i, i, device=a.device)
         return (a[:, at[0]] * a[:, at[1]]).T
-    rows, out = a.T.contiguous(), a.new_empty(i * (i + 1) // 2, k)
+    size = i * (i + 1) // 2 * k
+    rows, out = a.T.contiguous(), (a.new_empty(size) if buffer is None else buffer[:size]).view(-1, k)
     for row, part in enumerate(out.split(list(range(i, 0, -1)))):
         torch.mul(rows[row:], rows[row], out=part)
     return out

@@ -20,6 +20,7 @@ from fullconformal.estimators.fitting import to_tensor
 from fullconformal.estimators.shards import Fit, Work
 from fullconformal.models.fitting import alone
 from fullconformal.problem import Problem
+from fullconformal.scores import tiles
 from fullconformal.scores.base import Counts, Progress, Training, all_scores, check_far, count_scores, prepare
 from fullconformal.scores.direct import direct
 from fullconformal.scores.indirect import indirect
@@ -191,6 +192,10 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
             return few
         cheaper = False
     if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
+        if query.q == 1 and weight is None and tiles.is_worth_it(training, len(X)):
+            found = tiles.tiled_counts(training, X, query.progress)
+            if found is not None:
+                return found
         return pruned_counts(training, X, query.q, weight, query.progress)
     if query.approximation == "direct" and query.q == 1 and weight is None and is_worth_it(training, len(X)):
         return single_counts(direct, training, X, query.progress)

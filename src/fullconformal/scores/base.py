@@ -21,6 +21,8 @@ from fullconformal.curvature.base import SMALL, CurvatureError, Factor, Halves
 from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
 
 PORTION = 1024  # points whose gradients are written out together on a CPU
+UNIT = 2.0**-24  # of float32's rounding
+TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
 LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]

@@ -18,13 +18,21 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, squared_norms
-from fullconformal.scores.base import Counts, Progress, Scorer, Training, candidate_gradients, count_scores
+from fullconformal.scores.base import (
+    HUGE,
+    TINY,
+    UNIT,
+    Counts,
+    Progress,
+    Scorer,
+    Training,
+    candidate_gradients,
+    count_scores,
+)
 
 OBJECTS, ROWS, POINTS = 1024, 512, 100  # taken together; and of a cell, so that it stays in the cache
 LEAST = 2**26  # operations below which there is nothing to gain
 MOST = 64  # one pair in so many may be formed again
-UNIT = 2.0**-24  # of float32's rounding
-TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
 
 
 def is_worth_it(training: Training, m: int) -> bool:

@@ -12,6 +12,8 @@ less than finding out which candidates might share a matrix product.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ BUFFER = (
 PAIR = 128  # bytes that a pair takes besides
 DENSE = 16  # a pair by itself costs as much as so many in one product
 OBJECTS = 4096  # that pass together, at most
+POINTS = 512  # sorted together, so that they stay in the cache
 
 
 class Sorted:
@@ -37,6 +40,23 @@ class Sorted:
         self.b, self.order = torch.sort(training.loss + q * s, stable=True)
         self.half, self.slack = training.halved, training.slack[self.order]
         self.sigma, self.granted = (v.cummax(0).values for v in (s.sqrt()[self.order], 2 * self.slack))
+
+    @classmethod
+    def of(cls, training: Training, q: float) -> Sorted:
+        """The points as they were sorted when they were first asked for."""
+        if q not in training.sorted:
+            training.sorted[q] = cls(training, q)
+        bag = training.sorted[q]
+        assert isinstance(bag, Sorted)
+        return bag
+
+    @cached_property
+    def single(self) -> tuple[Tensor, Tensor]:
+        """L⁻¹g_i (n, p) and b (n,) in the order of b, in float32."""
+        rows = torch.empty_like(self.half, dtype=torch.float32)
+        for at, out in zip(self.order.split(POINTS), rows.split(POINTS), strict=True):
+            out.copy_(self.half.index_select(0, at))
+        return rows, self.b.float()
 
     def window(self, tau: Tensor, rho: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """First point and the point after the last (k,) that candidates with τ and ρ (k,) may not be told from."""
@@ -59,10 +79,7 @@ def windowed_counts(
     """Counts for the candidates of every x in X (m, ...), as `count_scores` has them; None where one product is cheaper."""
     problem, eps = training.problem, training.rounding
     n, n_classes = problem.n, problem.n_classes
-    if q not in training.sorted:
-        training.sorted[q] = Sorted(training, q)
-    bag = training.sorted[q]
-    assert isinstance(bag, Sorted)
+    bag = Sorted.of(training, q)
     weight = None if weight is None else weight[bag.order]
     above = None if weight is None else _from_there_on(weight)
     room, step = training.memory // 16 // PAIR, training.memory // 16 // (4 * n_classes * problem.p * X.element_size())
@@ -111,7 +128,7 @@ def _count(
     i = torch.arange(len(c), device=c.device).add_((low - (width.cumsum(0) - width)).index_select(0, c))
     b, slack, order = (v.index_select(0, i) for v in (bag.b, bag.slack, bag.order))
     t = tau.index_select(0, c)
-    excess = (b - t).sub_(_products(half, bag.half, c, order))
+    excess = (b - t).sub_(products(half, bag.half, c, order))
     own = eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
     w = None if weight is None else weight[i, y[c]]
@@ -120,7 +137,7 @@ def _count(
             total.index_add_(0, c, counted.double() if w is None else counted * w)
 
 
-def _products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
+def products(left: Tensor, right: Tensor, c: Tensor, i: Tensor) -> Tensor:
     """Products (pairs,) of rows c of left (k, p) with rows i of right (n, p).
 
     On a CPU by NumPy, which is quicker to start, and through buffers that stay in the cache.
