@@ -185,7 +185,8 @@ def meeting_and_idle(H: Tensor) -> tuple[Tensor, Tensor]:
     """Parameters that meet others in 𝓗 (p, p), and those that do not; none of these where leaving them out would not pay."""
     p = len(H)
     idle = torch.zeros(p, dtype=torch.bool, device=H.device)
-    if SMALL < p <= LARGE:
+    one = H[int(H.diagonal().argmax())]  # in whose row every idle parameter has a zero
+    if SMALL < p <= LARGE and IDLE * (p - int(torch.count_nonzero(one))) >= p:
         idle = torch.count_nonzero(H, dim=1) == (H.diagonal() != 0)
     if not p <= IDLE * int(idle.sum()) < IDLE * p:
         idle[:] = False

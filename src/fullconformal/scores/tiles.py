@@ -32,8 +32,8 @@ from fullconformal.scores.base import (
 )
 from fullconformal.scores.windows import Sorted, products
 
-TILE, TILES = 64, 4  # candidates of a tile, and tiles that meet their points together
-OBJECTS = 64  # whose L⁻¹ĝ are made together, so that they stay in the cache
+TILE, TILES = 64, 6  # candidates of a tile, and tiles that meet their points together
+OBJECTS = 128  # whose L⁻¹ĝ are made together, so that they stay in the cache
 MOST = 64  # one pair in so many may be formed again
 FEW = 8  # tiles that must be filled
 WASTE = (
