@@ -217,6 +217,26 @@ def test_the_errors_claimed_for_rough_scores_hold(seed, q):
         assert gap.max() > 1e-9  # there is something to be honest about
 
 
+@pytest.mark.parametrize("columns", [1, 8, 9, 40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dtype):
+    """Few columns and many, in float64 of the features, in float32 of the whitened: whose Hessian at the fit is the identity."""
+    rng = np.random.default_rng(columns)
+    n, d = 50, 4
+    X = rng.normal(size=(n, d)) @ np.diag([1.0, 100.0, 0.01, 1.0])
+    bag = bag_of(X, rng.integers(0, 2, n), 2, np.full(d, 0.5))
+    W, N = (torch.tensor(rng.uniform(size=(k, columns)), dtype=dtype) for k in (n, d * (d + 1) // 2))
+    x = torch.tensor(X) if dtype == torch.float64 else torch.tensor(X) @ bag.white.T
+    i, j = torch.triu_indices(d, d)
+    sums = torch.stack([sum(w * torch.outer(one, one)[i, j] for w, one in zip(W[:, c], x)) for c in range(columns)], 1)
+    forms = torch.stack([sum(N[k, c] * x[:, i[k]] * x[:, j[k]] for k in range(len(i))) for c in range(columns)], 1)
+    for ours, literal, size in ((bag.gram(W), sums, n), (bag.quadratic(N), forms, len(i))):
+        assert ours.dtype == dtype
+        assert (ours - literal).abs().max() <= size * torch.finfo(dtype).eps * literal.abs().max()
+    H = bag.white @ bag.base.hessian @ bag.white.T
+    assert (H - torch.eye(d)).abs().max() < 1e-10
+
+
 def test_many_objects_go_through_in_blocks_far_below_the_memory():
     rng = np.random.default_rng(0)
     n, m, C = 200, 4000, 2

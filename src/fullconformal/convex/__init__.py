@@ -4,7 +4,7 @@ from fullconformal.convex.bag import Change, LinearBag, NoMinimiser, at_points, 
 from fullconformal.convex.candidates import Counted, Counts, FloatArray, Progress, candidates, comparison, count_all
 from fullconformal.convex.deletion import Deletion, bounds, deletion, duals, leave_one_out, score_error
 from fullconformal.convex.fits import CONVERGED, ROUGH, Base, Fits, certify, first_step, refit, rounding
-from fullconformal.convex.hessian import Curvature, curvature, precision
+from fullconformal.convex.hessian import Curvature, curvature
 from fullconformal.convex.loss import margin, probabilities, residual, residual_, second, spread, unpacked
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "leave_one_out",
     "logits",
     "margin",
-    "precision",
     "probabilities",
     "refit",
     "residual",

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fullconformal.convex.loss import margin, probabilities_, residual_
+from fullconformal.convex.loss import margin, pairs, probabilities_, residual_
 
 if TYPE_CHECKING:
     from fullconformal.convex.fits import Base
 
 EPS = torch.finfo(torch.float64).eps
+FEW = 8  # columns of weights for which products of all features are not worth their making
 FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
 
 
@@ -85,6 +86,13 @@ class LinearBag:
         from fullconformal.convex.fits import base_fit
 
         return base_fit(self)
+
+    @cached_property
+    def precision(self) -> torch.dtype:
+        """What to take rough leverages in."""
+        from fullconformal.convex.hessian import rough_precision
+
+        return rough_precision(self)
 
     @cached_property
     def largest(self) -> Tensor:
@@ -165,24 +173,57 @@ class LinearBag:
     def _kept(self) -> dict[torch.dtype, Tensor]:
         return {}
 
+    @cached_property
+    def white(self) -> Tensor:
+        """R⁻¹ (d, d), RRᵀ the mean over classes of the Hessian at the fit on Z: features R⁻¹x have Hessians close to the identity."""
+        d = self.X.shape[1]
+        H = self.base.hessian.view(d, self.K, d, self.K).diagonal(dim1=1, dim2=3).mean(2)
+        eye = torch.eye(d, dtype=H.dtype, device=H.device)
+        R, failed = torch.linalg.cholesky_ex(H)
+        return eye if failed else torch.linalg.solve_triangular(R, eye, upper=False)
+
+    def seen(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Points x (d, ...) in float64 as they are, in float32 whitened: what is conditioned badly would not survive it."""
+        return x if dtype == torch.float64 else (self.white @ x).to(dtype)
+
+    def gram(self, W: Tensor) -> Tensor:
+        """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), of the training points for columns of weights W (n, J), in their precision."""
+        d = self.X.shape[1]
+        if W.shape[1] <= FEW:
+            x, (i, j) = self.seen(self.X.T, W.dtype), pairs(d, W.device)[0]
+            return torch.stack([((x * w) @ x.T)[i, j] for w in W.T], 1)
+        out = W.new_zeros(d * (d + 1) // 2, W.shape[1])
+        for rows, P in self.products(W.dtype):
+            out.addmm_(P, W[rows])
+        return out
+
+    def quadratic(self, N: Tensor) -> Tensor:
+        """Σ_{i≤j} N_ij x_i x_j (n, J) of the training points for columns of packed N (d(d+1)/2, J), in their precision."""
+        d = self.X.shape[1]
+        if N.shape[1] <= FEW:
+            x, (i, j), full = self.seen(self.X.T, N.dtype), pairs(d, N.device)[0], N.new_zeros(N.shape[1], d, d)
+            full[:, i, j] = N.T
+            return torch.stack([(x * (one @ x)).sum(0) for one in full], 1)
+        return torch.cat([P.T @ N for _, P in self.products(N.dtype)])
+
     def products(self, dtype: torch.dtype, memory: int = 2**28) -> Iterator[tuple[slice, Tensor]]:
-        """Products of the features (d(d+1)/2, k) for slices of training points; kept where they fit the memory."""
+        """Products of the features (d(d+1)/2, k), as `seen`, for slices of training points; kept where they fit the memory."""
         n, d = self.X.shape
         step = max(1, memory // (4 * d * (d + 1)))
         if step < n:
             for start in range(0, n, step):
-                yield slice(start, start + step), _products(self.X[start : start + step].to(dtype))
+                yield slice(start, start + step), _products(self.seen(self.X[start : start + step].T, dtype))
             return
         if dtype not in self._kept:
-            self._kept[dtype] = _products(self.X.to(dtype))
+            self._kept[dtype] = _products(self.seen(self.X.T, dtype))
         yield slice(0, n), self._kept[dtype]
 
 
-def _products(X: Tensor) -> Tensor:
-    """Products x_i x_j of the features, i ≤ j, (d(d+1)/2, n)."""
-    rows = X.T.contiguous()
+def _products(x: Tensor) -> Tensor:
+    """Products x_i x_j, i ≤ j, (d(d+1)/2, n) of the features of points x (d, n)."""
+    rows = x.contiguous()
     d, n = rows.shape
-    P = X.new_empty(d * (d + 1) // 2, n)
+    P = rows.new_empty(d * (d + 1) // 2, n)
     at = 0
     for j in range(d):
         torch.mul(rows[j:], rows[j], out=P[at : at + d - j])

@@ -96,7 +96,7 @@ def certify(
 
     The rounding of n logits passes into the gradient by at most n^½/2 of it, in the norm of H⁻¹.
     """
-    g = G.flatten(0, 1).T
+    g = bag.seen(G.flatten(1), C.inverse.dtype).view_as(G).flatten(0, 1).T
     solved = (C.inverse @ g[:, :, None].to(C.inverse.dtype)).squeeze(2)
     mu = (1 + C.rounding) * (g * solved).sum(1).clamp(min=0.0).sqrt()
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)

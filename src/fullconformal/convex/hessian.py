@@ -14,26 +14,30 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fullconformal.convex.bag import Change, LinearBag, at_points
+from fullconformal.convex.bag import Change, LinearBag, at_points, logits
 from fullconformal.convex.loss import pairs, probabilities, second, unpacked
+
+DECIDES = 1e-4  # relative error of leverages with which all but a few candidates in a hundred are told from all points
 
 
 def hessian(
     bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero."""
+    """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero.
+
+    In float32 that of whitened features, RRᵀ taken out on both sides.
+    """
     d, K, B = theta.shape
     p, Q = d * K, K * (K + 1) // 2
     if change is not None and change.removed is not None:
         S[change.removed, :, torch.arange(B, device=S.device)] = 0.0
-    packed = S.new_zeros(d * (d + 1) // 2, Q * B, dtype=dtype)
-    for rows, P in bag.products(dtype):
-        packed.addmm_(P, S[rows].reshape(-1, Q * B).to(dtype))
+    packed = bag.gram(S.reshape(-1, Q * B).to(dtype))
     full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
     H = full.view(B, p, p)
-    H += torch.kron(torch.diag(bag.penalty), bag.coupling).to(dtype)
+    penalty = torch.diag(bag.penalty) if dtype == torch.float64 else (bag.white * bag.penalty) @ bag.white.T
+    H += torch.kron(penalty, bag.coupling).to(dtype)
     if change is not None:
-        x, S = change.x.to(dtype), unpacked(second(probabilities(at_points(change.x, theta)))).to(dtype)
+        x, S = bag.seen(change.x, dtype), unpacked(second(probabilities(at_points(change.x, theta)))).to(dtype)
         left = torch.einsum("ib,klb->bikl", x, S)
         H += torch.einsum("bikl,jb->bikjl", left, x).reshape(B, p, p)
     return H
@@ -70,7 +74,10 @@ def factor(H: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Inverse Hessians M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,)."""
+    """Inverse Hessians M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,).
+
+    In float32 M is that of whitened features.
+    """
 
     inverse: Tensor
     A: Tensor  # (n, Q, B), of the training points
@@ -83,7 +90,7 @@ def curvature(
 ) -> Curvature:
     """Curvature of the columns' bags at Θ (d, K, B), given ℓ'' (n, Q, B) of the training points.
 
-    In float32 about three times faster, and turned to float64 where a Hessian is too ill-conditioned for it.
+    In float32 about twice as fast, and turned to float64 where a Hessian is too ill-conditioned for it.
     """
     d, K, B = theta.shape
     H = hessian(bag, change, theta, S, dtype)
@@ -98,12 +105,10 @@ def curvature(
     packed = flat.index_select(1, corners[0])
     packed = (packed.mul_(2) if K == 1 else packed.add_(flat.index_select(1, corners[1]))).T.reshape(-1, S.shape[1], B)
     packed[pairs(d, M.device)[1].diagonal()] *= 0.5
-    A = torch.empty_like(S)
-    for rows, P in bag.products(dtype):
-        A[rows] = (P.T @ packed.flatten(1)).view(-1, *packed.shape[1:]).to(A.dtype)
+    A = bag.quadratic(packed.flatten(1)).view_as(S).to(S.dtype)
     A_added = A.new_zeros(packed.shape[1:])
     if change is not None:
-        x, (k, m) = change.x.to(dtype), pairs(K, M.device)[0]
+        x, (k, m) = bag.seen(change.x, dtype), pairs(K, M.device)[0]
         U = torch.einsum("bikjl,jb->bikl", M.view(B, d, K, d, K), x)
         A_added = torch.einsum("bikl,ib->klb", U, x)[k, m].to(A.dtype)
     return Curvature(M, A, A_added, _rounding(len(bag.X), K, H, M))
@@ -127,8 +132,13 @@ def _rounding(n: int, K: int, H: Tensor, M: Tensor) -> Tensor:
     return condition.to(torch.float64).mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
 
 
-def precision(bag: LinearBag) -> torch.dtype:
+def rough_precision(bag: LinearBag) -> torch.dtype:
     """What to take rough leverages in: float32 where the fit on Z is conditioned well enough for them to decide anything."""
-    base = bag.base
-    H, M = base.hessian[None].to(torch.float32), base.inverse[None].to(torch.float32)
-    return torch.float32 if float(_rounding(len(bag.X), bag.K, H, M)) < 1e-2 else torch.float64
+    theta = bag.base.theta[:, :, None]
+    H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))), torch.float32)
+    L = factor(H)
+    if L is None:
+        return torch.float64
+    return (
+        torch.float32 if float(_rounding(len(bag.X), bag.K, H, torch.cholesky_inverse(L))) < DECIDES else torch.float64
+    )

@@ -33,7 +33,6 @@ from fullconformal.convex import (
     duals,
     logits,
     margin,
-    precision,
     probabilities,
     refit,
     residual,
@@ -87,7 +86,7 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, 
     z = logits(bag, theta)
     pi = probabilities(z)
     S, r = second(pi), residual(pi, y)
-    C = curvature(bag, change, theta, S, precision(bag))
+    C = curvature(bag, change, theta, S, bag.precision)
     mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
     error = (
@@ -110,10 +109,12 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, 
 
 def _steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual: Tensor) -> Tensor:
     """H̄⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), each by the Hessian of its column; columns ascend."""
-    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
+    x = bag.seen(bag.X[point].T, inverse.dtype).T
+    right = (x[:, :, None] * dual[:, None, :].to(x.dtype)).flatten(1)
     present, sizes = column.unique_consecutive(return_counts=True)
-    parts = [part.to(inverse.dtype) @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
-    return torch.cat(parts).T.reshape(bag.X.shape[1], bag.K, -1).to(bag.X.dtype)
+    parts = [part @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
+    steps = torch.cat(parts).T.reshape(bag.X.shape[1], bag.K, -1).to(bag.X.dtype)
+    return steps if inverse.dtype == bag.X.dtype else (bag.white.T @ steps.flatten(1)).view_as(steps)
 
 
 def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, tau_error: Tensor) -> Tensor:

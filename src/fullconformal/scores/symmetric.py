@@ -33,7 +33,6 @@ from fullconformal.convex import (
     gradient,
     logits,
     margin,
-    precision,
     probabilities,
     refit,
     residual,
@@ -104,7 +103,7 @@ def symmetric_counts(
     @torch.no_grad()
     def counted(change: Change) -> Counted:
         fits = refit(bag, change, tolerance=ROUGH)
-        above, tied, slope = _counts(_scores(bag, change, fits, q, precision(bag)), change, weight)
+        above, tied, slope = _counts(_scores(bag, change, fits, q, bag.precision), change, weight)
         near = tied.nonzero().squeeze(1)
         if len(near):
             change = change[near]
