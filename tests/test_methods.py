@@ -22,7 +22,6 @@ from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
-from fullconformal.convex import precision
 from fullconformal.estimators import refits
 from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.models import KernelDensityClassifier, mlp
@@ -243,16 +242,16 @@ def test_a_network_by_refits():
     assert ((clf.predict_p(Xt) >= 1 / 9) & (clf.predict_p(Xt) <= 1)).all()
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_rough_precision_follows_the_condition(repeated):
-    """Features that depend on each other leave float32 nothing to say; the answer is the same, only the way to it differs."""
+@pytest.mark.parametrize(("repeated", "l2"), [(False, 1e-7), (True, 1e-7), (True, 1e-13)])
+def test_rough_precision_follows_the_condition(repeated, l2):
+    """Features that depend on each other and that nothing holds leave float32 nothing to say; the answer is the same all the same."""
     X, y, Xt, _ = data(2, n=60)
     if repeated:
         X, Xt = (np.hstack([part, part[:, :2] + part[:, 2:]]) for part in (X, Xt))
-    clf = FullConformalClassifier(method="exact", l2=1e-7).fit(X, y)
-    assert precision(clf._engine.bag) == (torch.float64 if repeated else torch.float32)
+    clf = FullConformalClassifier(method="exact", l2=l2).fit(X, y)
+    assert clf._engine.bag.precision == (torch.float64 if l2 < 1e-10 else torch.float32)
     design, objects = (np.hstack([part, np.ones((len(part), 1))]) for part in (X, Xt))
-    penalty = np.array([60 * 1e-7] * X.shape[1] + [0.0])
+    penalty = np.array([60 * l2] * X.shape[1] + [0.0])
     expected = [[p_value(*exact_scores(design, y, 2, penalty, x, k, 1)) for k in range(2)] for x in objects]
     assert np.abs(clf.predict_p(Xt) - expected).max() < 1e-12
 

@@ -228,7 +228,9 @@ def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dty
     W, N = (torch.tensor(rng.uniform(size=(k, columns)), dtype=dtype) for k in (n, d * (d + 1) // 2))
     x = torch.tensor(X) if dtype == torch.float64 else torch.tensor(X) @ bag.white.T
     i, j = torch.triu_indices(d, d)
-    sums = torch.stack([sum(w * torch.outer(one, one)[i, j] for w, one in zip(W[:, c], x)) for c in range(columns)], 1)
+    sums = torch.stack(
+        [sum(w * torch.outer(one, one)[i, j] for w, one in zip(W[:, c], x, strict=True)) for c in range(columns)], 1
+    )
     forms = torch.stack([sum(N[k, c] * x[:, i[k]] * x[:, j[k]] for k in range(len(i))) for c in range(columns)], 1)
     for ours, literal, size in ((bag.gram(W), sums, n), (bag.quadratic(N), forms, len(i))):
         assert ours.dtype == dtype

@@ -133,8 +133,14 @@ def _rounding(n: int, K: int, H: Tensor, M: Tensor) -> Tensor:
 
 
 def rough_precision(bag: LinearBag) -> torch.dtype:
-    """What to take rough leverages in: float32 where the fit on Z is conditioned well enough for them to decide anything."""
-    theta = bag.base.theta[:, :, None]
+    """What to take rough leverages in: float32 where the fit on Z is conditioned well enough for them to decide anything.
+
+    Whitening, by R of condition c, errs by c·d units of float64: less than float32 does where the leverages have four digits left.
+    """
+    base = bag.base
+    if not float(_rounding(len(bag.X), bag.K, base.hessian[None], base.inverse[None])) < 1e-3:
+        return torch.float64
+    theta = base.theta[:, :, None]
     H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))), torch.float32)
     L = factor(H)
     if L is None:
