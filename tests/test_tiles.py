@@ -59,9 +59,9 @@ def test_counts_do_not_depend_on_how_the_work_is_cut(name, cut, monkeypatch):
 
 
 def test_with_little_memory_objects_pass_in_portions():
-    training, X = prepared("mlp", 3, n=400, m=50)
+    training, X = prepared("mlp", 3, n=400, m=200)
     p, n_classes = training.problem.p, training.problem.n_classes
-    lean = prepare(training.problem, training.factor, 4 * 8 * 400 * p, keep_solved=False)
+    lean = prepare(training.problem, training.factor, 16 * 8 * 400 * p, keep_solved=False)
     assert lean.memory // 16 // (8 * n_classes * p) < len(X)
     assert lean.halved is not None and same(lean, X)
 

@@ -97,6 +97,12 @@ def loss_rounding(p: int, eps: float) -> float:
     return min(rounding(p, eps), LOGITS * eps)
 
 
+def single_is_whole() -> bool:
+    """Whether products of float32 on a CPU are formed in float32: torch may have been asked for less, which some CPUs have units for."""
+    precision: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return precision in ("ieee", "none")
+
+
 Scorer = Callable[[Training, Tensor, float], tuple[Tensor, Alpha]]
 
 

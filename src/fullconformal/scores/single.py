@@ -28,6 +28,7 @@ from fullconformal.scores.base import (
     Training,
     candidate_gradients,
     count_scores,
+    single_is_whole,
 )
 
 OBJECTS, ROWS, POINTS = 1024, 512, 100  # taken together; and of a cell, so that it stays in the cache
@@ -39,7 +40,8 @@ def is_worth_it(training: Training, m: int) -> bool:
     """Whether counting in single precision is possible and pays for m objects."""
     problem = training.problem
     possible = training.solved is not None and problem.X.dtype == torch.float64 and not problem.prefix_names
-    return possible and problem.X.device.type == "cpu" and 2 * m * problem.n * problem.p >= LEAST
+    possible = possible and problem.X.device.type == "cpu" and single_is_whole()
+    return possible and 2 * m * problem.n * problem.p >= LEAST
 
 
 class _Points:
@@ -122,7 +124,7 @@ def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> tuple[Tensor | Non
     above, met = points.sieve(tau, norm, w)
     single = [(left.float(), right.float()) for left, right in ghat if right is not None]  # there is no prefix
     widest = max(n_classes, *(left.shape[2] for left, _ in single))
-    room = [torch.empty(min(m, ROWS) * points.step * widest) for _ in range(2)]
+    room = [torch.empty(min(m, ROWS) * points.step * widest, dtype=torch.float32) for _ in range(2)]
     found, pairs, formed = [torch.zeros(4, 0, dtype=torch.long)], 0, 0
     tau32 = tau.float()[..., None]
     cells = [(k, x) for k, meets in enumerate(met.unbind(1)) for x in meets.nonzero()[:, 0].split(ROWS) if len(x)]

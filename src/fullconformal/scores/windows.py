@@ -50,6 +50,10 @@ class Sorted:
         assert isinstance(bag, Sorted)
         return bag
 
+    def __getstate__(self) -> dict[str, object]:
+        """What is kept with a predictor: not the second copy of the points, which is made again."""
+        return {name: value for name, value in vars(self).items() if name != "single"}
+
     @cached_property
     def single(self) -> tuple[Tensor, Tensor]:
         """L⁻¹g_i (n, p) and b (n,) in the order of b, in float32."""
