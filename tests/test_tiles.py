@@ -1,10 +1,14 @@
 """Counts tile by tile, in single precision where that decides, against those of double precision."""
 
+import copy
+import dataclasses
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, MODELS, draw
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_classification
 
@@ -16,14 +20,16 @@ from fullconformal.scores.direct import direct
 from fullconformal.scores.tiles import is_worth_it, tiled_counts
 from fullconformal.scores.windows import Sorted
 
+U = 2.0**-24  # of float32
 CHAINS = [name for name in MODELS if name in ("logistic", "mlp", "frozen", "odd")]
 SEEDS = st.integers(0, 10**6)
 
 
 @pytest.fixture(autouse=True)
 def whatever_is_wasted(monkeypatch):
-    """Candidates far apart are met all the same."""
+    """Candidates far apart are met all the same, and however many pairs are near."""
     monkeypatch.setattr(tiles, "WASTE", (1e9, 0))
+    monkeypatch.setattr(tiles, "MOST", 1)
 
 
 def prepared(name, seed, *, n=300, m=60, penalty=0.7, close=0, memory=2**28):
@@ -100,6 +106,196 @@ def test_errors_stay_within_their_bound(name, seed, by_root):
     bound = bound + bag.sigma * (tiles.UNIT * (2 * p + 8) * reach + found.error)[:, None]
     worst = float(((excess - true).abs() / bound).max())
     assert 1e-3 < worst <= 1
+
+
+@given(seed=SEEDS, n=st.integers(1, 40), rows=st.integers(1, 4), tiles_=st.integers(2, 7))
+@settings(deadline=None)
+def test_ranges_hold_what_is_needed_and_end_with_the_points(seed, n, rows, tiles_):
+    generator = torch.Generator().manual_seed(seed)
+    low, high = torch.randint(n + 1, (2, rows, tiles_), generator=generator).sort(0).values
+    low, high = (ends.sort(1).values if seed % 2 else ends for ends in (low, high))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "TILES", tiles_)
+        first, step, width = tiles._ranges(low, high, n)
+    start = first[:, None] + step[:, None] * torch.arange(tiles_)
+    stop = start + width[:, None]
+    assert (start >= 0).all() and (start <= low).all() and (high <= stop).all() and (stop <= n).all()
+    # None that begins as early has a larger step or a smaller width.
+    assert (first == low.amin(1)).all() and ((stop == high).any(1)).all()
+    later = start + torch.arange(tiles_)
+    assert ((later > low) | (later + (high - later).amax(1)[:, None] > n)).any(1).all()
+
+
+def bag_of(b, h):
+    """Points with scores b (n,) and half-solved gradients h (n, p), as they are sorted."""
+    training, _ = prepared("logistic", 0)
+    s = (h**2).sum(1)
+    return Sorted(dataclasses.replace(training, loss=b - s, self_influence=s, halved=h), 1.0)
+
+
+def near_pairs(bag, tau, exact, half, error):
+    """How many pairs float32 leaves, of points and candidates with L⁻¹ĝ `exact` (k, p), known as `half` to within `error`.
+
+    What it decides is right.
+    """
+    rho = torch.linalg.vector_norm(exact, dim=1) + error
+    above, near, _ = tiles._count(bag, tiles.Candidates(tau, half, error, rho), 1e-14, 2**28)
+    left = torch.ones(len(tau), len(bag.b), dtype=torch.bool)
+    left[near[0], near[1]] = False
+    # In double precision b − τ − h·ĥ errs by a few parts in 1e16 of its terms, and here it is larger, or left.
+    true = bag.b - tau[:, None] - exact @ bag.half[bag.order].T
+    counted = above.long().index_add(0, near[0], -near[2])
+    assert ((true > 0) & left).sum(1).equal(counted)
+    assert near.shape[1] == (~left).sum()
+    return near.shape[1]
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-4, 1e-2])
+@pytest.mark.parametrize("size", [1.0, 1e-12, 1e9])
+@given(seed=SEEDS, k=st.integers(1, 40), n=st.integers(3, 60))
+@settings(max_examples=10, deadline=None)
+def test_what_is_decided_is_right_however_close_it_is(size, off, seed, k, n):
+    """Points whose scores miss a candidate's by about what L⁻¹ĝ is off by, in the worst direction, or by what float32 loses."""
+    generator = torch.Generator().manual_seed(seed)
+    h, exact = (torch.randn(rows, 35, dtype=torch.float64, generator=generator) for rows in (n, k))
+    b = torch.rand(n, dtype=torch.float64, generator=generator) * 9 + 60
+    ties = min(n, k) // 2
+    sign = torch.randint(2, (ties,), generator=generator) * 2 - 1
+    wrong = exact.clone()
+    wrong[:ties] += off * (sign / h[:ties].norm(dim=1))[:, None] * h[:ties]
+    miss = (0.5 * off + 4 * U) * h[:ties].norm(dim=1) * sign
+    tau = torch.rand(k, dtype=torch.float64, generator=generator) * 20 + 50
+    tau[:ties] = b[:ties] - (h[:ties] * exact[:ties]).sum(1) - miss
+    assume((tau > 0).all())
+    error = torch.full((k,), off, dtype=torch.float64) + 2 * U * exact.norm(dim=1)
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in (("TILE", 3), ("TILES", 4)):
+            patch.setattr(tiles, constant, value)
+        bag = bag_of(b * size**2, h * size)
+        near = near_pairs(bag, tau * size**2, exact * size, (wrong * size).float(), error * size)
+    assert ties <= near <= ties + 0.1 * n * k
+
+
+@given(seed=SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_products_that_cancel_are_decided_by_what_their_terms_lose(seed):
+    """h ⊥ ĥ nearly, and both long: b and τ are small against the terms of h·ĥ."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randn(20, 35, dtype=torch.float64, generator=generator).float()
+    h = torch.randn(20, 35, dtype=torch.float64, generator=generator)
+    exact = half.double()
+    h -= (h * exact).sum(1, keepdim=True) / (exact**2).sum(1, keepdim=True) * exact
+    b = 1e-4 * torch.rand(20, dtype=torch.float64, generator=generator)
+    tau = b - (h * exact).sum(1) + 5 * U * torch.randn(20, dtype=torch.float64, generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in (("TILE", 4), ("TILES", 2)):
+            patch.setattr(tiles, constant, value)
+        near = near_pairs(bag_of(b, h), tau.clamp_min(0), exact, half, torch.full((20,), 1e-12, dtype=torch.float64))
+    assert 10 < near < 200
+
+
+@pytest.mark.parametrize(("point", "candidate"), [(1e-40, 1e10), (1e-20, 1e-22), (1e-44, 1e-2)])
+def test_numbers_that_vanish_in_single_precision_decide_nothing(point, candidate):
+    """Entries, or their products, below the smallest float32; b and τ are smaller still, or differ by less."""
+    h = torch.full((30, 35), point, dtype=torch.float64) * torch.linspace(0.3, 1, 30, dtype=torch.float64)[:, None]
+    exact = torch.full((9, 35), candidate, dtype=torch.float64)
+    exact[::2] *= -1
+    product = 35 * point * candidate
+    b, tau = (product * torch.linspace(0, 1, size, dtype=torch.float64) for size in (30, 9))
+    error = 2 * U * exact.norm(dim=1) + 35 * tiles.TINY
+    assert near_pairs(bag_of(b, h), tau, exact, exact.float(), error) > 0
+
+
+@pytest.mark.parametrize("by_root", [True, False])
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("sure", [30, 300, 3000])
+def test_gradients_of_sure_models_vanish_within_the_bounds(name, sure, by_root):
+    model, X, y, Xt = draw(name, 1, n=300, m=60)
+    with torch.no_grad():
+        for q in list(model.parameters())[-2:]:
+            q *= sure
+    problem = Problem(model, X, y, 1e-6)
+    training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
+    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], Xt)
+    logits, J = problem.jacobian(Xt)
+    exact = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
+    assert (torch.linalg.vector_norm(exact, dim=1) <= found.rho).all()
+    assert (torch.linalg.vector_norm(found.half.double() - exact, dim=1) <= found.error).all()
+
+
+def test_no_pair_is_formed_again_twice(monkeypatch):
+    """Whoever fills up the last tiles."""
+    for constant, value in (("TILE", 5), ("TILES", 4)):
+        monkeypatch.setattr(tiles, constant, value)
+    training, X = prepared("logistic", 3, close=20)
+    candidates = tiles._candidates(training, [], torch.cat([training.problem.X[:4], X[:1]]))
+    last = int(candidates.tau.argmax())
+    bag = Sorted.of(training, 1.0)
+    # All points tie with the last candidate, whose copies fill half of the tiles.
+    bag.b, bag.single[1][:] = candidates.tau[last].expand(300), candidates.tau[last]
+    bag.half, bag.single[0][:] = torch.zeros_like(bag.half), 0.0
+    _, near, _ = tiles._count(bag, candidates, training.rounding, 2**28)
+    assert near.shape[1] == len({(int(c), int(i)) for c, i, _ in near.T}) and int((near[0] == last).sum()) == 300
+
+
+@pytest.mark.parametrize("name", ["cnn", "residual", "resnet"])
+@pytest.mark.parametrize("m", [1, 40])
+def test_networks_with_a_prefix(name, m):
+    """Of which no pair may be left to be formed again."""
+    training, X = prepared(name, 0, n=60, m=m)
+    assert training.halved is not None and same(training, X)
+    assert same(training, torch.cat([X, training.problem.X[:5]]))
+
+
+def test_the_default_dtype_does_not_matter():
+    training, X = prepared("mlp", 0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same(training, X)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_products_of_less_than_single_precision_are_left_alone():
+    """Which torch forms where it was asked for them and the CPU can."""
+    training, _ = prepared("mlp", 0)
+    matmul = torch.backends.mkldnn.matmul
+    assert is_worth_it(training, 10**4)
+    before = matmul.fp32_precision
+    try:
+        for precision in ("bf16", "tf32"):
+            matmul.fp32_precision = precision
+            assert not is_worth_it(training, 10**4)
+    finally:
+        matmul.fp32_precision = before
+    assert is_worth_it(training, 10**4)
+
+
+def test_little_room_is_kept_to(monkeypatch):
+    """Neither buffers nor near pairs, of points that are all the same, go beyond it."""
+    model, X, y, objects = draw("logistic", 0, n=3000, m=100)
+    problem = Problem(model, X[:1].expand(3000, -1).clone(), torch.zeros_like(y), 1.0)
+    training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
+    bag, candidates = Sorted.of(training, 1.0), tiles._candidates(training, [], problem.X[:100])
+    pairs = 3000 * 100
+    for room, done in ((tiles.PAIR * pairs, True), (tiles.PAIR * pairs - 1, False)):
+        assert (tiles._count(bag, candidates, training.rounding, room) is not None) == done
+    candidates = tiles._candidates(training, [], objects)
+    widest = 8 * tiles.TILE * tiles.TILES * 3000
+    assert tiles._count(bag, candidates, training.rounding, widest // 2) is None
+
+
+def test_the_copy_in_single_precision_stays_behind():
+    """Neither files nor copies hold it, and they count the same."""
+    training, X = prepared("mlp", 0)
+    before = len(pickle.dumps(training))
+    expected = tiled_counts(training, X)
+    assert "single" in vars(training.sorted[1.0])
+    held = training.halved.numel() * 4
+    assert len(pickle.dumps(training)) < before + held / 2
+    for other in (pickle.loads(pickle.dumps(training)), copy.deepcopy(training)):
+        again = tiled_counts(other, X)
+        assert np.array_equal(again.greater, expected.greater) and np.array_equal(again.equal, expected.equal)
 
 
 def test_where_too_much_is_left_or_too_large_double_precision_must_do_it(monkeypatch):

@@ -24,6 +24,7 @@ from fullconformal.problem import CHUNK, Block, Problem, residuals, softmax, sof
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
 PORTION = 1024  # points whose products stay in the cache
+PAIRS = 512  # of classes at most that are summed one by one: T turns them into S by a matrix of its square
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 
 
@@ -44,31 +45,45 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 def linear_curvature(problem: Problem) -> Tensor:
     """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ with S (o, o) the covariance of T's rows under π.
 
-    S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ: no term is a difference that cancels where a model is sure.
+    Few classes: S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, summed over points before T comes in. There are too many pairs of many.
     """
     (block,) = problem.blocks
     after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
     T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
     c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
     k, q = torch.triu_indices(block.o, block.o, device=T.device)
-    gaps, classes = T[c] - T[d], len(c) <= len(k)
-    spread = (gaps[:, k] * gaps[:, q]).T  # S (o(o+1)/2,) from the products of two classes' probabilities
+    paired = len(c) <= min(len(k), PAIRS)
+    left = T[c] - T[d] if paired else T
+    spread = (left[:, k] * left[:, q]).T
     H, packed = torch.diag(problem.penalty), block.i * (block.i + 1) // 2
-    total = problem.X.new_zeros(len(c) if classes else len(k), packed)
-    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * (packed + 3 * len(c) + len(k)))
+    total = problem.X.new_zeros(len(c) if paired else len(k), packed)
+    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * (packed + 3 * len(total)))
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
         a, pi = trace.inputs[block.layer], softmax(trace.logits)
         few = len(a) if a.is_cuda else PORTION
         buffer = a.new_empty(0 if block.o == 1 else packed * min(few, len(a)))
         for some, share in zip(a.split(few), pi.T.split(few, dim=1), strict=True):
-            weights = share[c] * share[d]
-            weights = weights if classes else spread @ weights
+            weights = share[c] * share[d] if paired else _covariance(share, T.T, spread, k, q)
             if block.o == 1:  # whose sum is a square
-                H += gram(some * ((spread if classes else 1) * weights).sqrt_().T)
+                H += gram(some * ((spread if paired else 1) * weights).clamp_min_(0).sqrt_().T)
             else:
                 total.addmm_(weights, _squares(some, buffer).T)
-    return H if block.o == 1 else _laid_out(spread @ total if classes else total, block, H)
+    return H if block.o == 1 else _laid_out(spread @ total if paired else total, block, H)
+
+
+def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
+    """Entries (k, q) of the covariance of T's columns (o, C) under each π (C, n), from the products of its rows `pairs` (len(k), C).
+
+    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest column, ρ the other probabilities, ν = Σ ρT and
+    μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ, and the rounding is that of the result.
+    """
+    top = pi.argmax(0, keepdim=True)
+    rest = pi.scatter(0, top, 0.0)
+    t, nu = T.index_select(1, top[0]), T @ rest
+    away = nu - rest.sum(0) * t
+    out = (pairs @ rest).addcmul_(nu[k], t[q], value=-1)
+    return out.addcmul_((t + away)[k], away[q], value=-1)
 
 
 class _Pairs:

@@ -204,8 +204,10 @@ def _again(training: Training, bag: Sorted, X: Tensor, tau: Tensor, above: Tenso
     which, row = torch.unique(c, return_inverse=True)
     x, y = which // training.problem.n_classes, which % training.problem.n_classes
     half = training.factor.half(flat(training.problem.gradients(X[x], y)))
-    alpha, own = (bag.b[i] - products(half, bag.half, row, bag.order[i]))[:, None], tau[c, None]
-    greater, equal = pvalues.count(alpha, own, (bag.slack[i, None], training.rounding * own.abs()), axis=-1)
+    own = tau[c]
+    excess = bag.b[i] - products(half, bag.half, row, bag.order[i]) - own
+    tolerance = bag.slack[i, None], training.rounding * own.abs()[:, None]
+    greater, equal = pvalues.count(excess[:, None], 0.0, tolerance, axis=-1)
     counts[0].index_add_(0, c, (greater - counted).double())
     counts[1].index_add_(0, c, equal.double())
     return counts
