@@ -11,8 +11,16 @@ from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import CurvatureError
-from fullconformal.curvature.dense import MANY, SMALL, DenseFactor, factorise, inverse_triangular, times_triangular
-from fullconformal.curvature.structured import add_gram
+from fullconformal.curvature.dense import (
+    MANY,
+    SMALL,
+    DenseFactor,
+    factorise,
+    inverse_triangular,
+    meeting_and_idle,
+    times_triangular,
+)
+from fullconformal.curvature.structured import PORTION, add_gram, linear_curvature
 from fullconformal.models import linear
 from fullconformal.problem import Problem, flat, in_contrasts
 from fullconformal.scores.base import rounding
@@ -195,6 +203,22 @@ def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpen
     assert factor.floor <= smallest + rounding
 
 
+@pytest.mark.parametrize("largest", ["idle", "meeting"])
+@pytest.mark.parametrize("number", [24, 25, 26, 100, 199, 200])
+def test_idle_parameters_are_found_whatever_row_is_the_largest(largest, number):
+    """By definition: no other entry in their rows. One in eight of 200 is 25."""
+    generator = torch.Generator().manual_seed(number)
+    where = torch.randperm(200, generator=generator)
+    B = torch.randn(300, 200, dtype=torch.float64, generator=generator)
+    B[:, where[:number]] = 0
+    H = B.T @ B + torch.eye(200)
+    H[(at := where[0 if largest == "idle" else -1]), at] = 1e6
+    meeting, idle = meeting_and_idle(H)
+    alone = ((H - torch.diag(H.diagonal())) == 0).all(1)
+    expected = alone if 25 <= int(alone.sum()) < 200 else torch.zeros(200, dtype=torch.bool)
+    assert torch.equal(idle, expected.nonzero()[:, 0]) and torch.equal(meeting, (~expected).nonzero()[:, 0])
+
+
 @pytest.mark.parametrize("p", [SMALL, SMALL + 1, 300])
 @pytest.mark.parametrize("k", [1, 999, 2100])
 def test_products_with_triangular_matrices_are_those_with_whole_ones(k, p):
@@ -241,6 +265,31 @@ def test_the_curvature_of_sure_models_has_the_digits_of_its_dtype(n_classes, d, 
         exact, found = (GGN().matrix(change(problem)).double() for problem in (double, single))
         # Rounding of logits, which e^−margin multiplies by their size, and of sums that do not cancel.
         assert (found - exact).abs().max() <= 64 * margin * torch.finfo(torch.float32).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize(("o", "n_classes"), [(1, 2), (1, 4), (2, 6), (4, 5), (5, 5), (7, 3), (40, 36)])
+@pytest.mark.parametrize("chunk", [None, 7, 1100])
+def test_the_curvature_of_outputs_that_a_fixed_layer_turns_into_logits(o, n_classes, chunk):
+    """Fewer outputs than contrasts, as many, as many as classes, more; few classes and many; portions that are not full."""
+    generator = torch.Generator().manual_seed(o)
+    model = nn.Sequential(nn.Linear(3, o), nn.Linear(o, n_classes).requires_grad_(False)).double()
+    n = 40 if chunk == 7 else PORTION + 100
+    X = torch.randn(n, 3, dtype=torch.float64, generator=generator)
+    problem = Problem(model, X, torch.randint(n_classes, (n,), generator=generator), 0.3, chunk=chunk)
+    found, exact = linear_curvature(problem), torch.func.hessian(problem.value)(problem.theta)
+    # Sums of n terms, and T and the probabilities.
+    assert (found - exact).abs().max() <= 8 * (n + 8) * torch.finfo(torch.float64).eps * exact.abs().max()
+
+
+def test_one_output_of_which_the_classes_hardly_differ():
+    """A variance of rounding size is not negative."""
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 4, bias=False).requires_grad_(False)).double()
+    model[1].weight[:, 0] = 5 + 1e-9 * torch.arange(4)
+    X = torch.randn(400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    problem = Problem(model, X, torch.arange(400) % 4, 1.0)
+    found = linear_curvature(problem)
+    # π is ¼ of each, of variance 1.25e-18; 25 and 5·5 cancel to the last of 16 digits.
+    assert (found - torch.eye(3)).abs().max() <= 400 * 16 * 30 * torch.finfo(torch.float64).eps
 
 
 @pytest.mark.parametrize("p", [3, 8, 61])

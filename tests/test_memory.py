@@ -12,8 +12,9 @@ from fullconformal.curvature import EKFAC, GGN, kronecker
 from fullconformal.curvature.dense import IN_PLACE, MANY, factorise
 from fullconformal.curvature.kronecker import Basis, LayerHalves, Part, kronecker_factors
 from fullconformal.curvature.layers import positions, read_layers
+from fullconformal.curvature.structured import linear_curvature
 from fullconformal.models import linear
-from fullconformal.problem import Problem
+from fullconformal.problem import Problem, in_contrasts
 from fullconformal.scores.halved import Halved, counts_by_halves
 
 GIB = 2**30
@@ -77,6 +78,14 @@ def test_a_dense_factor_takes_what_was_foretold(dtype, idle):
         factor = factorise(H, n, None, 0.0, dtype)
     assert problem.p == p and factor.inverted and len(factor.matrix) == p - idle
     assert H.nbytes + live.peak <= GGN().memory(problem)
+
+
+@pytest.mark.parametrize("change", [in_contrasts, lambda problem: problem])
+def test_pairs_of_many_classes_are_not_met_by_one_another(change):
+    """100 classes have 4,950 pairs, whose square is 24 million numbers; 𝓗 has a third of a million, and 60 points three million weights."""
+    X = torch.randn(60, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    problem = change(Problem(linear(5, 100, dtype=torch.float64), X, torch.arange(60), 1.0))
+    assert peak(linear_curvature, problem) < 8 * 4950**2 / 8
 
 
 @pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, MODELS, draw
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_classification
 
@@ -152,28 +152,33 @@ def near_pairs(bag, tau, exact, half, error):
 
 @pytest.mark.parametrize("off", [0.0, 1e-4, 1e-2])
 @pytest.mark.parametrize("size", [1.0, 1e-12, 1e9])
-@given(seed=SEEDS, k=st.integers(1, 40), n=st.integers(3, 60))
-@settings(max_examples=10, deadline=None)
+@given(seed=SEEDS, k=st.integers(1, 60), n=st.integers(3, 60))
+@settings(max_examples=20, deadline=None)
 def test_what_is_decided_is_right_however_close_it_is(size, off, seed, k, n):
-    """Points whose scores miss a candidate's by about what L⁻¹ĝ is off by, in the worst direction, or by what float32 loses."""
+    """Points whose scores miss a candidate's by about what L⁻¹ĝ is off by, in the worst direction, or by what float32 loses.
+
+    Of points with larger scores h is longer, and of candidates some L⁻¹ĝ are a thousand times shorter, and known so much better.
+    """
     generator = torch.Generator().manual_seed(seed)
     h, exact = (torch.randn(rows, 35, dtype=torch.float64, generator=generator) for rows in (n, k))
     b = torch.rand(n, dtype=torch.float64, generator=generator) * 9 + 60
+    h *= 10 ** ((b - 69)[:, None] / 3)
+    short = 0.03 * 1e-3 ** torch.randint(2, (k,), generator=generator).double()
+    exact *= short[:, None]
     ties = min(n, k) // 2
     sign = torch.randint(2, (ties,), generator=generator) * 2 - 1
-    wrong = exact.clone()
-    wrong[:ties] += off * (sign / h[:ties].norm(dim=1))[:, None] * h[:ties]
-    miss = (0.5 * off + 4 * U) * h[:ties].norm(dim=1) * sign
-    tau = torch.rand(k, dtype=torch.float64, generator=generator) * 20 + 50
+    wrong, error = exact.clone(), off * short
+    wrong[:ties] += (error[:ties] * sign / h[:ties].norm(dim=1))[:, None] * h[:ties]
+    miss = (0.5 * error[:ties] * h[:ties].norm(dim=1) + 60 * U) * sign
+    tau = torch.rand(k, dtype=torch.float64, generator=generator) * 12 + 58
     tau[:ties] = b[:ties] - (h[:ties] * exact[:ties]).sum(1) - miss
-    assume((tau > 0).all())
-    error = torch.full((k,), off, dtype=torch.float64) + 2 * U * exact.norm(dim=1)
+    error = error + 2 * U * exact.norm(dim=1)
     with pytest.MonkeyPatch.context() as patch:
         for constant, value in (("TILE", 3), ("TILES", 4)):
             patch.setattr(tiles, constant, value)
         bag = bag_of(b * size**2, h * size)
         near = near_pairs(bag, tau * size**2, exact * size, (wrong * size).float(), error * size)
-    assert ties <= near <= ties + 0.1 * n * k
+    assert near <= ties + 0.1 * n * k
 
 
 @given(seed=SEEDS)
@@ -232,7 +237,7 @@ def test_no_pair_is_formed_again_twice(monkeypatch):
     last = int(candidates.tau.argmax())
     bag = Sorted.of(training, 1.0)
     # All points tie with the last candidate, whose copies fill half of the tiles.
-    bag.b, bag.single[1][:] = candidates.tau[last].expand(300), candidates.tau[last]
+    bag.b, bag.single[1][:] = candidates.tau[last].repeat(300), candidates.tau[last]
     bag.half, bag.single[0][:] = torch.zeros_like(bag.half), 0.0
     _, near, _ = tiles._count(bag, candidates, training.rounding, 2**28)
     assert near.shape[1] == len({(int(c), int(i)) for c, i, _ in near.T}) and int((near[0] == last).sum()) == 300

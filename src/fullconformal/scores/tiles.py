@@ -144,7 +144,7 @@ def _count(bag: Sorted, candidates: Candidates, eps: float, room: int) -> tuple[
     order = torch.cat([order, order[-1:].expand(-k % (TILES * TILE))])  # the last stands for those that are missing
     tau, rho, error = (v[order] for v in (candidates.tau, candidates.rho, candidates.error))
     low, high = (ends.view(-1, TILES, TILE) for ends in bag.window(tau, rho, eps))
-    needed = int((high - low).sum())
+    needed = k + int((high - low).sum())  # windows may be empty
     first, step, width = _ranges(low.amin(2), high.amax(2), n)
     met, widest = TILES * TILE * int(width.sum()), int(width.max())
     if met > WASTE[0] * (1 + WASTE[1] / p) * needed or 8 * TILES * TILE * widest > room:
