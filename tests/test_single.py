@@ -40,6 +40,29 @@ def test_counts_are_those_of_double_precision(name, seed, far, penalty):
     assert same(training, far * X)
 
 
+def test_the_default_dtype_does_not_matter():
+    training, X = prepared("mlp", 0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same(training, X)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_products_of_less_than_single_precision_are_left_alone():
+    """Which torch forms where it was asked for them and the CPU can."""
+    training, _ = prepared("mlp", 0)
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    assert is_worth_it(training, 10**4)
+    try:
+        for precision in ("bf16", "tf32"):
+            matmul.fp32_precision = precision
+            assert not is_worth_it(training, 10**4)
+    finally:
+        matmul.fp32_precision = before
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_counts_do_not_depend_on_how_the_work_is_cut(name, monkeypatch):
     training, X = prepared(name, 5, n=100, m=23, close=10)

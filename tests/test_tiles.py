@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import make_classification
 
 from fullconformal import FullConformalClassifier
+from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
 from fullconformal.problem import Problem
 from fullconformal.scores import tiles
 from fullconformal.scores.base import all_scores, count_scores, prepare
@@ -327,6 +328,28 @@ def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates():
     assert not is_worth_it(solved, 10**4)
     two, _ = prepared("binary", 0)
     assert not is_worth_it(two, 10**4)
+
+
+@pytest.mark.parametrize(
+    ("query", "weighted", "tiled"),
+    [
+        (Query(1.0, prune=True), False, True),
+        (Query(1.0, prune="auto"), False, True),
+        (Query(1.0, prune=False), False, False),
+        (Query(1.0, prune=True), True, False),
+        (Query(0.5, prune=True), False, False),
+        (Query(1.0, "indirect", prune=True), False, False),
+    ],
+)
+def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_without_weights(query, weighted, tiled, monkeypatch):
+    training, X = prepared("mlp", 0, m=200)
+    weight = 1 + (training.problem.y[:, None] == torch.arange(3)).double() if weighted else None
+    expected = count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight)
+    used, count = [], tiles.tiled_counts
+    monkeypatch.setattr(tiles, "tiled_counts", lambda *a: used.append(1) or count(*a))
+    found = influence_counts(training, X, weight, query)
+    assert np.array_equal(found.greater, expected.greater) and np.array_equal(found.equal, expected.equal)
+    assert bool(used) == tiled
 
 
 def test_many_objects_are_predicted_tile_by_tile(monkeypatch):

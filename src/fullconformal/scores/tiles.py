@@ -39,10 +39,8 @@ OBJECTS = 128  # whose L⁻¹ĝ are made together, so that they stay in the cach
 MOST = 64  # one pair in so many may be formed again
 PAIR = 128  # bytes that such a pair takes
 FEW = 8  # tiles that must be filled
-WASTE = (
-    4,
-    256,
-)  # products formed for one that is needed, at most: the first, and so many times it more as the second has of p
+# Products formed for one that is needed, at most: the first, and so many times that more as the second is of p.
+WASTE = 4, 256
 LARGE = 2**17  # parameters up to which p additions err by p·u
 
 
