@@ -214,13 +214,15 @@ def test_numbers_that_vanish_in_single_precision_decide_nothing(point, candidate
 
 @pytest.mark.parametrize("by_root", [True, False])
 @pytest.mark.parametrize("name", CHAINS)
-@pytest.mark.parametrize("sure", [30, 300, 3000])
-def test_gradients_of_sure_models_vanish_within_the_bounds(name, sure, by_root):
+@pytest.mark.parametrize("sure", [1, 30, 300, 3000])
+@pytest.mark.parametrize("penalty", [1e-9, 1e-6, 1e50])
+def test_bounds_hold_for_sure_models_and_any_penalty(name, sure, penalty, by_root):
+    """Gradients that vanish, L⁻ᵀ of which nearly all cancels, and L⁻ᵀ whose squares vanish."""
     model, X, y, Xt = draw(name, 1, n=300, m=60)
     with torch.no_grad():
         for q in list(model.parameters())[-2:]:
             q *= sure
-    problem = Problem(model, X, y, 1e-6)
+    problem = Problem(model, X, y, penalty)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
     found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], Xt)
     logits, J = problem.jacobian(Xt)
@@ -253,8 +255,9 @@ def test_networks_with_a_prefix(name, m):
     assert same(training, torch.cat([X, training.problem.X[:5]]))
 
 
-def test_the_default_dtype_does_not_matter():
-    training, X = prepared("mlp", 0)
+@pytest.mark.parametrize("name", ["mlp", "logistic"])
+def test_the_default_dtype_does_not_matter(name):
+    training, X = prepared(name, 0)
     torch.set_default_dtype(torch.float64)
     try:
         assert same(training, X)
@@ -321,13 +324,15 @@ def test_candidates_too_far_apart_are_not_met_together(monkeypatch):
     assert tiled_counts(training, X) is None
 
 
-def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates():
+def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(monkeypatch):
     training, _ = prepared("mlp", 0)
     assert is_worth_it(training, 10**4) and not is_worth_it(training, 1)
     solved = prepare(training.problem, training.factor, 2**28, keep_solved=True)
     assert not is_worth_it(solved, 10**4)
     two, _ = prepared("binary", 0)
     assert not is_worth_it(two, 10**4)
+    monkeypatch.setattr(tiles, "LARGE", training.problem.p - 1)
+    assert not is_worth_it(training, 10**4)
 
 
 @pytest.mark.parametrize(

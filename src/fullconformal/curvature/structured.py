@@ -45,31 +45,36 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 def linear_curvature(problem: Problem) -> Tensor:
     """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ with S (o, o) the covariance of T's rows under π.
 
-    Few classes: S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, summed over points before T comes in. There are too many pairs of many.
+    Few classes: S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, in which nothing cancels, after the sum over points where S has more entries
+    than there are pairs. There are too many pairs of many classes.
     """
     (block,) = problem.blocks
     after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
     T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
     c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
     k, q = torch.triu_indices(block.o, block.o, device=T.device)
-    paired = len(c) <= min(len(k), PAIRS)
-    left = T[c] - T[d] if paired else T
-    spread = (left[:, k] * left[:, q]).T
+    few = len(c) <= PAIRS
+    later = few and block.o > 1 and len(c) <= len(k)
+    rows = T[c] - T[d] if few else T
+    spread = (rows[:, k] * rows[:, q]).T
     H, packed = torch.diag(problem.penalty), block.i * (block.i + 1) // 2
-    total = problem.X.new_zeros(len(c) if paired else len(k), packed)
-    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * (packed + 3 * len(total)))
+    total = problem.X.new_zeros(len(c) if later else len(k), packed)
+    numbers = packed + 3 * max(len(k), len(c) if few else 0)  # of a point
+    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * numbers)
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
         a, pi = trace.inputs[block.layer], softmax(trace.logits)
-        few = len(a) if a.is_cuda else PORTION
-        buffer = a.new_empty(0 if block.o == 1 else packed * min(few, len(a)))
-        for some, share in zip(a.split(few), pi.T.split(few, dim=1), strict=True):
-            weights = share[c] * share[d] if paired else _covariance(share, T.T, spread, k, q)
+        portion = len(a) if a.is_cuda else PORTION
+        buffer = a.new_empty(0 if block.o == 1 else packed * min(portion, len(a)))
+        for some, share in zip(a.split(portion), pi.T.split(portion, dim=1), strict=True):
+            weights = share[c] * share[d] if few else _covariance(share, T.T, spread, k, q)
+            if few and not later:
+                weights = spread @ weights
             if block.o == 1:  # whose sum is a square
-                H += gram(some * ((spread if paired else 1) * weights).clamp_min_(0).sqrt_().T)
+                H += gram(some * weights.clamp_min_(0).sqrt_().T)
             else:
                 total.addmm_(weights, _squares(some, buffer).T)
-    return H if block.o == 1 else _laid_out(spread @ total if paired else total, block, H)
+    return H if block.o == 1 else _laid_out(spread @ total if later else total, block, H)
 
 
 def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
