@@ -204,11 +204,12 @@ def inverse_triangular(L: Tensor) -> Tensor:
     return out
 
 
-def times_triangular(rows: Tensor, M: Tensor, stripes: int = 4, chunk: int = 1024) -> Tensor:
-    """rows · Mᵀ (k, p) for a lower triangular M, at 5/8 of the operations of the whole product, in chunks that stay in the cache."""
+def times_triangular(rows: Tensor, M: Tensor, chunk: int = 1024) -> Tensor:
+    """rows · Mᵀ (k, p) for a lower triangular M, at 5/8 or 2/3 of the operations of the whole product, in chunks that stay in the cache."""
     if len(M) <= SMALL:
         return rows @ M.mT
-    out, step, chunk = torch.empty_like(rows), -(-len(M) // stripes), len(rows) if rows.is_cuda else chunk
+    step = -(-len(M) // (3 if len(M) < 4 * SMALL else 4))  # narrower stripes are slower
+    out, chunk = torch.empty_like(rows), len(rows) if rows.is_cuda else chunk
     for start in range(0, len(M), step):
         stop = min(start + step, len(M))
         for part, into in zip(rows[:, :stop].split(chunk), out[:, start:stop].split(chunk), strict=True):
