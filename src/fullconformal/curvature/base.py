@@ -64,6 +64,10 @@ class Factor(ABC):
     def half(self, rows: Tensor) -> Tensor:
         """rows · R⁻ᵀ, (k, p)."""
 
+    def written_half(self, like: Tensor) -> Tensor:
+        """R⁻ᵀ (p, p), for rows like (p,)."""
+        return self.half(torch.eye(len(like), dtype=like.dtype, device=like.device))
+
     @abstractmethod
     def back(self, rows: Tensor) -> Tensor:
         """rows · R⁻¹, (k, p)."""

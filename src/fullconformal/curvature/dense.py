@@ -68,6 +68,10 @@ class DenseFactor(Factor):
         columns, p = rows.mT.index_select(0, self.order), len(self.matrix)
         return torch.cat([self._half(columns[:p].mT).mT, columns[p:] / self.roots[:, None]]).mT
 
+    def written_half(self, like: Tensor) -> Tensor:
+        """L⁻ᵀ (p, p)."""
+        return self.matrix.mT if self.inverted and self.order is None else super().written_half(like)
+
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, (k, p)."""
         if self.order is None or self.roots is None:

@@ -107,7 +107,7 @@ def pruned_counts(
     room = room if training.gradients is not None else 4 * room
     may = training.factor.has_half and not problem.prefix_names and 2 * problem.p > SMALL and problem.p**2 <= room
     pays = len(x) >= 2 * max(problem.p, int(left.any(1).sum()))
-    root = training.factor.half(torch.eye(problem.p, dtype=X.dtype, device=X.device)) if may and pays else None
+    root = training.factor.written_half(problem.theta) if may and pays else None
     for part in by_tau.split(max(1, min(2**14, room // (4 * problem.p + 8 * len(bag.b))))):
         s_hat, half = _halved(training, root, X, x[part], y[part])
         above, equal, products_ = _by_solving(training, bag, s_hat, half, y[part], loss[x[part], y[part]], q)
@@ -185,7 +185,7 @@ def _halved(training: Training, root: Tensor | None, X: Tensor, x: Tensor, y: Te
     if root is None or 2 * len(objects) > len(x):
         return training.factor.influence(flat(problem.gradients(X[x], y)))
     out, s_hat = X.new_empty(len(x), problem.p), X.new_empty(len(x))
-    parts = [root[b.start : b.stop].view(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
+    parts = [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
     for start in range(0, len(objects), OBJECTS):
         logits, J = problem.jacobian(X[objects[start : start + OBJECTS]])
         half = X.new_zeros(*logits.shape, problem.p)

@@ -90,8 +90,8 @@ def _roots(training: Training, m: int) -> list[Tensor]:
     problem, p = training.problem, training.problem.p
     if problem.prefix_names or p + 2 * m > problem.n_classes * m or p**2 > training.memory // 64:
         return []
-    root = training.factor.half(torch.eye(p, dtype=torch.float64))
-    return [root[b.start : b.stop].view(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
+    root = training.factor.written_half(problem.theta)
+    return [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
 
 
 def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidates:
