@@ -40,27 +40,13 @@ def test_counts_are_those_of_double_precision(name, seed, far, penalty):
     assert same(training, far * X)
 
 
-def test_the_default_dtype_does_not_matter():
+def test_the_default_dtype_does_not_matter(float64_by_default):
     training, X = prepared("mlp", 0)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert same(training, X)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert training.problem.X.dtype == torch.float64 and same(training, X)
 
 
-def test_products_of_less_than_single_precision_are_left_alone():
-    """Which torch forms where it was asked for them and the CPU can."""
-    training, _ = prepared("mlp", 0)
-    matmul = torch.backends.mkldnn.matmul
-    before = matmul.fp32_precision
-    assert is_worth_it(training, 10**4)
-    try:
-        for precision in ("bf16", "tf32"):
-            matmul.fp32_precision = precision
-            assert not is_worth_it(training, 10**4)
-    finally:
-        matmul.fp32_precision = before
+def test_products_of_less_than_single_precision_are_left_alone(less_than_single):
+    assert not is_worth_it(prepared("mlp", 0)[0], 10**4)
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -256,28 +256,13 @@ def test_networks_with_a_prefix(name, m):
 
 
 @pytest.mark.parametrize("name", ["mlp", "logistic"])
-def test_the_default_dtype_does_not_matter(name):
+def test_the_default_dtype_does_not_matter(name, float64_by_default):
     training, X = prepared(name, 0)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert same(training, X)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert training.problem.X.dtype == torch.float64 and same(training, X)
 
 
-def test_products_of_less_than_single_precision_are_left_alone():
-    """Which torch forms where it was asked for them and the CPU can."""
-    training, _ = prepared("mlp", 0)
-    matmul = torch.backends.mkldnn.matmul
-    assert is_worth_it(training, 10**4)
-    before = matmul.fp32_precision
-    try:
-        for precision in ("bf16", "tf32"):
-            matmul.fp32_precision = precision
-            assert not is_worth_it(training, 10**4)
-    finally:
-        matmul.fp32_precision = before
-    assert is_worth_it(training, 10**4)
+def test_products_of_less_than_single_precision_are_left_alone(less_than_single):
+    assert not is_worth_it(prepared("mlp", 0)[0], 10**4)
 
 
 def test_little_room_is_kept_to(monkeypatch):

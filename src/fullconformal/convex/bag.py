@@ -186,6 +186,10 @@ class LinearBag:
         """Points x (d, ...) in float64 as they are, in float32 whitened: what is conditioned badly would not survive it."""
         return x if dtype == torch.float64 else (self.white @ x).to(dtype)
 
+    def unseen(self, steps: Tensor, dtype: torch.dtype) -> Tensor:
+        """Steps (d, ...) in parameters of points as `seen`, in those of the points."""
+        return steps if dtype == torch.float64 else self.white.T @ steps.double()
+
     def gram(self, W: Tensor) -> Tensor:
         """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), of the training points for columns of weights W (n, J), in their precision."""
         d = self.X.shape[1]

@@ -184,6 +184,12 @@ def half_solved(factor: Factor, ghat: list[Rows]) -> Tensor:
     return factor.half(written.flatten(0, 1)).view_as(written)
 
 
+def written_roots(training: Training) -> list[Tensor]:
+    """L⁻ᵀ, one (i, o·p) tensor a parameter block: an object's a meets it once for all labels."""
+    root = training.factor.written_half(training.problem.theta)
+    return [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in training.problem.blocks]
+
+
 def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
     """k_i (m, C, k) from kept 𝓗⁻¹g_i (o, n, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
     total: Tensor | None = None

@@ -113,8 +113,8 @@ def _steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual:
     right = (x[:, :, None] * dual[:, None, :].to(x.dtype)).flatten(1)
     present, sizes = column.unique_consecutive(return_counts=True)
     parts = [part @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
-    steps = torch.cat(parts).T.reshape(bag.X.shape[1], bag.K, -1).to(bag.X.dtype)
-    return steps if inverse.dtype == bag.X.dtype else (bag.white.T @ steps.flatten(1)).view_as(steps)
+    steps = torch.cat(parts).T.reshape(bag.X.shape[1], -1)
+    return bag.unseen(steps, inverse.dtype).view(len(steps), bag.K, -1)
 
 
 def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, tau_error: Tensor) -> Tensor:

@@ -28,7 +28,15 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
-from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, count_excess, products
+from fullconformal.scores.base import (
+    Counts,
+    Progress,
+    Training,
+    candidate_gradients,
+    count_excess,
+    products,
+    written_roots,
+)
 from fullconformal.scores.halved import Halved, counts_by_halves
 
 BLOCK = 64  # training points decided together, at least
@@ -107,9 +115,9 @@ def pruned_counts(
     room = room if training.gradients is not None else 4 * room
     may = training.factor.has_half and not problem.prefix_names and 2 * problem.p > SMALL and problem.p**2 <= room
     pays = len(x) >= 2 * max(problem.p, int(left.any(1).sum()))
-    root = training.factor.written_half(problem.theta) if may and pays else None
+    roots = written_roots(training) if may and pays else []
     for part in by_tau.split(max(1, min(2**14, room // (4 * problem.p + 8 * len(bag.b))))):
-        s_hat, half = _halved(training, root, X, x[part], y[part])
+        s_hat, half = _halved(training, roots, X, x[part], y[part])
         above, equal, products_ = _by_solving(training, bag, s_hat, half, y[part], loss[x[part], y[part]], q)
         counts[0, x[part], y[part]] += above
         counts[1, x[part], y[part]] += equal
@@ -175,21 +183,20 @@ def _without_solving(
     return left
 
 
-def _halved(training: Training, root: Tensor | None, X: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What `Factor.influence` gives, ŝ (k,) and L⁻¹ĝ (k, p), of objects x (k,) of X with labels y (k,); root is L⁻ᵀ where written out.
+def _halved(training: Training, roots: list[Tensor], X: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What `Factor.influence` gives, ŝ (k,) and L⁻¹ĝ (k, p), of objects x (k,) of X with labels y (k,); roots are L⁻ᵀ where written out.
 
     ĝ_y = D_y ⊗ a in each block of parameters, so a meets the root once for all labels: 2p² operations an object.
     """
     problem = training.problem
     objects, at = torch.unique(x, return_inverse=True)
-    if root is None or 2 * len(objects) > len(x):
+    if not roots or 2 * len(objects) > len(x):
         return training.factor.influence(flat(problem.gradients(X[x], y)))
     out, s_hat = X.new_empty(len(x), problem.p), X.new_empty(len(x))
-    parts = [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
     for start in range(0, len(objects), OBJECTS):
         logits, J = problem.jacobian(X[objects[start : start + OBJECTS]])
         half = X.new_zeros(*logits.shape, problem.p)
-        for (D, a), part in zip(candidate_gradients(J, logits), parts, strict=True):
+        for (D, a), part in zip(candidate_gradients(J, logits), roots, strict=True):
             assert a is not None  # there is no prefix
             half.baddbmm_(D, (a @ part).view(len(D), D.shape[2], -1))
         mine = ((at >= start) & (at < start + len(half))).nonzero()[:, 0]

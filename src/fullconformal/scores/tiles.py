@@ -31,6 +31,7 @@ from fullconformal.scores.base import (
     candidate_gradients,
     half_solved,
     single_is_whole,
+    written_roots,
 )
 from fullconformal.scores.windows import Sorted, products
 
@@ -86,12 +87,11 @@ def tiled_counts(training: Training, X: Tensor, progress: Progress | None = None
 
 
 def _roots(training: Training, m: int) -> list[Tensor]:
-    """L⁻ᵀ, one (i, o·p) tensor a parameter block: an object's a meets it once for all labels. None where solving for m costs less."""
+    """`written_roots`; none where solving for the labels of m objects costs less."""
     problem, p = training.problem, training.problem.p
     if problem.prefix_names or p + 2 * m > problem.n_classes * m or p**2 > training.memory // 64:
         return []
-    root = training.factor.written_half(problem.theta)
-    return [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in problem.blocks]
+    return written_roots(training)
 
 
 def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidates:
