@@ -25,9 +25,10 @@ from fullconformal.convex import (
     residual,
     second,
 )
+from fullconformal.convex.hessian import hessian
 from fullconformal.convex.loss import range_of
 from fullconformal.pvalues import comparison_weight, p_values
-from fullconformal.scores.exact import exact_counts
+from fullconformal.scores.exact import _steps, exact_counts
 
 
 def p_exact(X, y, C, penalty, X_test, q, weight=None, **options):
@@ -113,6 +114,28 @@ def test_one_step_deletion_is_within_its_bound(problem):
     without = refit(bag, Change(change.x.repeat(1, n), change.y.repeat(n), torch.arange(n)))
     exact = at_points(bag.X.T, without.theta)
     assert (range_of(exact - (z + out.shift)[:, :, 0].T) <= claimed + without.error).all()
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_steps_from_whitened_features_are_those_of_the_features(C):
+    """H̄⁻¹Jᵀu from inverses in float32 and in float64, against a solve; within the error that float32 claims, in the norm of H̄."""
+    rng = np.random.default_rng(C)
+    n, d = 80, 5
+    X = rng.normal(size=(n, d)) * [1.0, 30.0, 0.1, 1.0, 1.0]
+    bag = bag_of(X, np.arange(n) % C, C, np.full(d, 0.3))
+    change = Change(torch.tensor(rng.normal(size=(d, 2))), torch.tensor([0, 1]))
+    theta = refit(bag, change).theta
+    S = second(probabilities(logits(bag, theta)))
+    column, point = torch.tensor([0, 0, 1]), torch.tensor([3, 7, 3])
+    dual = torch.tensor(rng.normal(size=(3, C - 1)))
+    H = hessian(bag, change, theta, S.clone())
+    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
+    literal = torch.linalg.solve(H[column], right)
+    for dtype in (torch.float64, torch.float32):
+        found = curvature(bag, change, theta, S.clone(), dtype)
+        steps = _steps(bag, found.inverse, column, point, dual).permute(2, 0, 1).flatten(1)
+        off, size = (torch.einsum("bp,bpq,bq->b", v, H[column], v).sqrt() for v in (steps - literal, literal))
+        assert (off <= 2 * found.rounding[column] * size).all()
 
 
 def test_softmax_loss_is_self_concordant_in_the_range_of_logits():
