@@ -18,9 +18,10 @@ from fullconformal.curvature import GGN
 from fullconformal.data import make_synthetic
 from fullconformal.models import linear
 from fullconformal.problem import Problem
-from fullconformal.scores.base import all_scores, prepare
+from fullconformal.scores.base import all_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.indirect import indirect
+from fullconformal.scores.training import prepare
 from fullconformal.sets import prediction_sets
 from paper.config import Synthetic
 

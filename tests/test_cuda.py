@@ -12,11 +12,12 @@ from fullconformal.models import Autoencoder, cnn, mlp
 from fullconformal.models.recipe import Job, Recipe, hold_out, squared_errors
 from fullconformal.models.stacked import train_stacked
 from fullconformal.problem import Problem
-from fullconformal.scores.base import count_scores, prepare
+from fullconformal.scores.base import count_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
+from fullconformal.scores.training import prepare
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),

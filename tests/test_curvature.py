@@ -20,10 +20,11 @@ from fullconformal.curvature.dense import (
     meeting_and_idle,
     times_triangular,
 )
-from fullconformal.curvature.structured import PORTION, add_gram, linear_curvature
+from fullconformal.curvature.linear import PORTION, linear_curvature
+from fullconformal.curvature.structured import add_gram
 from fullconformal.models import linear
 from fullconformal.problem import Problem, flat, in_contrasts
-from fullconformal.scores.base import rounding
+from fullconformal.scores.training import rounding
 
 
 def order(problem, oracle):

@@ -18,12 +18,13 @@ from fullconformal.models import linear, mlp
 from fullconformal.problem import Problem, flat, softmax_curvature
 from fullconformal.scores import pruned as pruning
 from fullconformal.scores import windows
-from fullconformal.scores.base import all_scores, candidate_gradients, count_excess, count_scores, prepare
+from fullconformal.scores.base import all_scores, candidate_gradients, count_excess, count_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.halved import Halved, counts_by_halves
 from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton, removal
 from fullconformal.scores.pruned import pruned_counts
+from fullconformal.scores.training import prepare
 
 SCORERS = {"direct": direct, "indirect": indirect}
 Q = st.sampled_from([0.0, 0.5, 1.0])
@@ -255,7 +256,7 @@ def test_pruned_equals_unpruned_with_the_root_written_out(conditional, kept):
     assert 128 < problem.p <= 120 * 4 // 2
     training = prepare(problem, CURVATURES["ggn"](0.1).factor(problem), 2**28, keep_solved=False)
     assert training.halved is not None
-    training = training if kept else replace(training, halved=None)
+    training = training if kept else replace(training, kept_half=None)
     weight = pvalues.comparison_weight(y.numpy(), 4, class_conditional=conditional)
     weight = None if weight is None else torch.as_tensor(weight)
     for q in (1.0, 0.5):
@@ -284,7 +285,7 @@ def test_how_candidates_are_grouped_changes_nothing(monkeypatch, grouping, condi
     problem = Problem(model, X, y, 5.0)
     training = prepare(problem, CURVATURES["ggn"](0.1).factor(problem), 2**28, keep_solved=False)
     assert training.halved is not None and training.gradients is not None
-    training = training if kept == "halved" else replace(training, halved=None)
+    training = training if kept == "halved" else replace(training, kept_half=None)
     training = training if kept != "nothing" else replace(training, gradients=None)
     weight = pvalues.comparison_weight(y.numpy(), 3, class_conditional=conditional)
     weight = None if weight is None else torch.as_tensor(weight)
@@ -376,7 +377,7 @@ def test_a_training_point_as_candidate_ties_with_itself():
 def test_ties_do_not_depend_on_what_is_kept(q):
     """With hardly a penalty, weights that move all logits alike meet an inverse of thousands: they must not enter products."""
     training, _, _ = prepared("logistic", 5, "ggn", keep=False, n=60, penalty=1e-4)
-    lean, X, y = replace(training, halved=None), training.problem.X, training.problem.y
+    lean, X, y = replace(training, kept_half=None), training.problem.X, training.problem.y
     kept, made = count_scores(direct, training, X, q), count_scores(direct, lean, X, q)
     assert (made.equal[np.arange(60), y] == 1).all()
     assert np.array_equal(made.greater, kept.greater) and np.array_equal(made.equal, kept.equal)

@@ -21,10 +21,13 @@ LAYERS = {
     "problem": ["problem"],
     "table": [],
     "convex": ["convex"],
-    "curvature": ["problem", *(f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker"))],
+    "curvature": [
+        "problem",
+        *(f"curvature.{name}" for name in ("base", "dense", "linear", "structured", "layers", "kronecker")),
+    ],
     "scores": [
-        *["problem", "convex", "curvature.base", "curvature.dense", "pvalues"],
-        *["scores.base", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.halved"],
+        *["problem", "convex", "curvature.base", "curvature.dense", "curvature.linear", "pvalues"],
+        *["scores.base", "scores.training", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.halved"],
         *["scores.last_layer", "scores.windows"],
     ],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],

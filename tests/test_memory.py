@@ -8,11 +8,11 @@ from live import Live
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullconformal import FullConformalClassifier
-from fullconformal.curvature import EKFAC, GGN, kronecker, structured
+from fullconformal.curvature import EKFAC, GGN, kronecker
 from fullconformal.curvature.dense import IN_PLACE, MANY, factorise
 from fullconformal.curvature.kronecker import Basis, LayerHalves, Part, kronecker_factors
 from fullconformal.curvature.layers import positions, read_layers
-from fullconformal.curvature.structured import PORTION, linear_curvature
+from fullconformal.curvature.linear import PORTION, TEMPORARY, linear_curvature
 from fullconformal.models import linear
 from fullconformal.problem import Problem, in_contrasts
 from fullconformal.scores.halved import Halved, counts_by_halves
@@ -90,7 +90,7 @@ def test_pairs_of_many_classes_are_not_met_by_one_another(change):
 
 def test_products_of_inputs_keep_to_what_is_meant_for_them(monkeypatch):
     """Besides 𝓗, its sums, and copies of both while they are laid out."""
-    monkeypatch.setitem(structured.TEMPORARY, "cpu", 2**19)
+    monkeypatch.setitem(TEMPORARY, "cpu", 2**19)
     X = torch.randn(3000, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     problem = in_contrasts(Problem(linear(30, 10, dtype=torch.float64), X, torch.arange(3000) % 10, 1.0))
     problem.trace(problem.X)  # which a problem keeps

@@ -10,9 +10,10 @@ from live import Live
 
 from fullconformal.problem import Problem
 from fullconformal.scores import single
-from fullconformal.scores.base import all_scores, count_scores, prepare
+from fullconformal.scores.base import all_scores, count_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.single import is_worth_it, single_counts
+from fullconformal.scores.training import prepare
 
 CHAINS = [name for name in MODELS if name in ("binary", "logistic", "mlp", "frozen", "odd")]
 SEEDS = st.integers(0, 10**6)

@@ -12,17 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_classification
 
-from fullconformal import FullConformalClassifier
+from fullconformal import FullConformalClassifier, load
+from fullconformal.curvature import linear
+from fullconformal.curvature.linear import influence_error, linear_influences
 from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
-from fullconformal.problem import Problem
+from fullconformal.problem import Problem, Rows, in_contrasts, squared_norms
 from fullconformal.scores import tiles
-from fullconformal.scores.base import all_scores, count_scores, prepare
+from fullconformal.scores import training as training_module
+from fullconformal.scores.base import all_scores, count_scores
 from fullconformal.scores.direct import direct
-from fullconformal.scores.tiles import is_worth_it, tiled_counts
-from fullconformal.scores.windows import Sorted
+from fullconformal.scores.tiles import Points, is_worth_it, tiled_counts
+from fullconformal.scores.training import prepare
 
 U = 2.0**-24  # of float32
-CHAINS = [name for name in MODELS if name in ("logistic", "mlp", "frozen", "odd")]
+INVERSE = "logistic by 𝓗⁻¹", "logistic in contrasts by 𝓗⁻¹"  # gradients are kept, and 𝓗⁻¹ in place of half-solves
+CHAINS = [*(name for name in MODELS if name in ("logistic", "mlp", "frozen", "odd")), *INVERSE]
 SEEDS = st.integers(0, 10**6)
 
 
@@ -33,13 +37,23 @@ def whatever_is_wasted(monkeypatch):
     monkeypatch.setattr(tiles, "MOST", 1)
 
 
-def prepared(name, seed, *, n=300, m=60, penalty=0.7, close=0, memory=2**28):
-    """A bag with half-solved gradients kept, of which `close` points are others moved by about 1e-9, and objects."""
-    model, X, y, Xt = draw(name, seed, n=n, m=m)
+def kept(name, problem, memory=2**28):
+    """What is kept of a problem: L⁻¹g_i, or the gradients and 𝓗⁻¹, whatever it is worth and however badly conditioned that is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_module, "SMALL", 0 if name in INVERSE else 2**40)
+        patch.setattr(training_module, "ILL", 2.0**100)
+        problem = in_contrasts(problem) if "contrasts" in name else problem
+        training = prepare(problem, CURVATURES["ggn"]().factor(problem), memory, keep_solved=False)
+    assert (training.inverse is not None) == (name in INVERSE)
+    return training
+
+
+def prepared(name, seed, *, n=300, m=60, penalty=0.7, close=0):
+    """A bag of which `close` points are others moved by about 1e-9, and objects."""
+    model, X, y, Xt = draw(name.split()[0], seed, n=n, m=m)
     for k in range(close):
         X[n - 1 - k], y[n - 1 - k] = X[k] * (1 + 1e-9 * k), y[k]
-    problem = Problem(model, X, y, penalty)
-    return prepare(problem, CURVATURES["ggn"]().factor(problem), memory, keep_solved=False), Xt
+    return kept(name, Problem(model, X, y, penalty)), Xt
 
 
 def same(training, X):
@@ -94,17 +108,20 @@ def test_errors_stay_within_their_bound(name, seed, by_root):
     training, X = prepared(name, seed)
     found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], X)
     logits, J = training.problem.jacobian(X)
-    exact = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
-    off = torch.linalg.vector_norm(found.half.double() - exact, dim=1)
+    half = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
+    exact = half if training.inverse is None else training.factor.back(half)
+    off = torch.linalg.vector_norm(found.rows.double() - exact, dim=1)
     assert (off <= found.error).all() and (off > 1e-4 * found.error).any()
-    assert (torch.linalg.vector_norm(exact, dim=1) <= found.rho).all()
-    bag, (alpha, tau) = Sorted.of(training, 1.0), all_scores(direct, training, X, 1.0)
+    assert (torch.linalg.vector_norm(exact, dim=1) <= found.length).all()
+    assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
+    bag, (alpha, tau) = Points.of(training, 1.0), all_scores(direct, training, X, 1.0)
     points, b = bag.single
-    excess = (b - tau.float().flatten()[:, None]) - found.half @ points.T
+    excess = (b - tau.float().flatten()[:, None]) - found.rows @ points.T
     true = (alpha - tau[..., None]).flatten(0, 1)[:, bag.order]
-    own, reach, p = (2 * tiles.UNIT) * tau.abs().flatten(), found.rho, training.problem.p
+    own, p = (2 * tiles.UNIT) * tau.abs().flatten(), training.problem.p
     bound = own[:, None] + 2 * tiles.UNIT * bag.b.abs()
-    bound = bound + bag.sigma * (tiles.UNIT * (2 * p + 8) * reach + found.error)[:, None]
+    bound = bound + bag.length * (tiles.UNIT * (p + 6) * found.length + found.error)[:, None]
+    bound = bound + bag.sigma * (tiles.UNIT * (p + 2) * found.rho)[:, None]
     worst = float(((excess - true).abs() / bound).max())
     assert 1e-3 < worst <= 1
 
@@ -131,7 +148,7 @@ def bag_of(b, h):
     """Points with scores b (n,) and half-solved gradients h (n, p), as they are sorted."""
     training, _ = prepared("logistic", 0)
     s = (h**2).sum(1)
-    return Sorted(dataclasses.replace(training, loss=b - s, self_influence=s, halved=h), 1.0)
+    return Points(dataclasses.replace(training, loss=b - s, self_influence=s, kept_half=h), 1.0)
 
 
 def near_pairs(bag, tau, exact, half, error):
@@ -140,11 +157,11 @@ def near_pairs(bag, tau, exact, half, error):
     What it decides is right.
     """
     rho = torch.linalg.vector_norm(exact, dim=1) + error
-    above, near, _ = tiles._count(bag, tiles.Candidates(tau, half, error, rho), 1e-14, 2**28)
+    above, near, _ = tiles._count(bag, tiles.Candidates(tau, half, error, rho, rho), 1e-14, 2**28)
     left = torch.ones(len(tau), len(bag.b), dtype=torch.bool)
     left[near[0], near[1]] = False
     # In double precision b − τ − h·ĥ errs by a few parts in 1e16 of its terms, and here it is larger, or left.
-    true = bag.b - tau[:, None] - exact @ bag.half[bag.order].T
+    true = bag.b - tau[:, None] - exact @ bag.training.halved[bag.order].T
     counted = above.long().index_add(0, near[0], -near[2])
     assert ((true > 0) & left).sum(1).equal(counted)
     assert near.shape[1] == (~left).sum()
@@ -218,17 +235,19 @@ def test_numbers_that_vanish_in_single_precision_decide_nothing(point, candidate
 @pytest.mark.parametrize("penalty", [1e-9, 1e-6, 1e50])
 def test_bounds_hold_for_sure_models_and_any_penalty(name, sure, penalty, by_root):
     """Gradients that vanish, L⁻ᵀ of which nearly all cancels, and L⁻ᵀ whose squares vanish."""
-    model, X, y, Xt = draw(name, 1, n=300, m=60)
+    model, X, y, Xt = draw(name.split()[0], 1, n=300, m=60)
     with torch.no_grad():
         for q in list(model.parameters())[-2:]:
             q *= sure
-    problem = Problem(model, X, y, penalty)
-    training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
+    training = kept(name, Problem(model, X, y, penalty))
+    problem = training.problem
     found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], Xt)
     logits, J = problem.jacobian(Xt)
-    exact = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
-    assert (torch.linalg.vector_norm(exact, dim=1) <= found.rho).all()
-    assert (torch.linalg.vector_norm(found.half.double() - exact, dim=1) <= found.error).all()
+    half = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
+    exact = half if training.inverse is None else training.factor.back(half)
+    assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
+    assert (torch.linalg.vector_norm(exact, dim=1) <= found.length).all()
+    assert (torch.linalg.vector_norm(found.rows.double() - exact, dim=1) <= found.error).all()
 
 
 def test_no_pair_is_formed_again_twice(monkeypatch):
@@ -238,10 +257,10 @@ def test_no_pair_is_formed_again_twice(monkeypatch):
     training, X = prepared("logistic", 3, close=20)
     candidates = tiles._candidates(training, [], torch.cat([training.problem.X[:4], X[:1]]))
     last = int(candidates.tau.argmax())
-    bag = Sorted.of(training, 1.0)
+    bag = Points.of(training, 1.0)
     # All points tie with the last candidate, whose copies fill half of the tiles.
     bag.b, bag.single[1][:] = candidates.tau[last].repeat(300), candidates.tau[last]
-    bag.half, bag.single[0][:] = torch.zeros_like(bag.half), 0.0
+    bag.single[0][:] = 0.0
     _, near, _ = tiles._count(bag, candidates, training.rounding, 2**28)
     assert near.shape[1] == len({(int(c), int(i)) for c, i, _ in near.T}) and int((near[0] == last).sum()) == 300
 
@@ -270,7 +289,7 @@ def test_little_room_is_kept_to(monkeypatch):
     model, X, y, objects = draw("logistic", 0, n=3000, m=100)
     problem = Problem(model, X[:1].expand(3000, -1).clone(), torch.zeros_like(y), 1.0)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
-    bag, candidates = Sorted.of(training, 1.0), tiles._candidates(training, [], problem.X[:100])
+    bag, candidates = Points.of(training, 1.0), tiles._candidates(training, [], problem.X[:100])
     pairs = 3000 * 100
     for room, done in ((tiles.PAIR * pairs, True), (tiles.PAIR * pairs - 1, False)):
         assert (tiles._count(bag, candidates, training.rounding, room) is not None) == done
@@ -284,7 +303,7 @@ def test_the_copy_in_single_precision_stays_behind():
     training, X = prepared("mlp", 0)
     before = len(pickle.dumps(training))
     expected = tiled_counts(training, X)
-    assert "single" in vars(training.sorted[1.0])
+    assert "single" in vars(training.sorted[Points, 1.0])
     held = training.halved.numel() * 4
     assert len(pickle.dumps(training)) < before + held / 2
     for other in (pickle.loads(pickle.dumps(training)), copy.deepcopy(training)):
@@ -356,3 +375,69 @@ def test_many_objects_are_predicted_tile_by_tile(monkeypatch):
     assert len(used) == 1 and used[0] is not None and used[0].touched < 0.5
     assert np.array_equal(p, FullConformalClassifier(method="influence", prune=False).fit(X, y).predict_p(objects))
     assert np.array_equal(p[-30:], clf.predict_p(objects[-30:])) and len(used) == 1
+
+
+# Self-influences by 𝓗⁻¹ ---------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=SEEDS, n=st.integers(1, 40), o=st.integers(1, 5), i=st.integers(1, 7), spread=st.sampled_from([0, 3, 6]))
+@settings(max_examples=60, deadline=None)
+def test_influences_by_the_inverse_are_those_of_gradients_written_out(seed, n, o, i, spread):
+    """gᵀMg literally, and within the rounding granted where M has eigenvalues many powers of ten apart."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = Rows(*(torch.randn(n, size, dtype=torch.float64, generator=generator) for size in (o, i)))
+    Q = torch.linalg.qr(torch.randn(o * i, o * i, dtype=torch.float64, generator=generator))[0]
+    M = Q * 10 ** (-spread * torch.rand(o * i, dtype=torch.float64, generator=generator)) @ Q.T
+    exact = torch.stack(
+        [g @ (M + M.T) @ g / 2 for g in (torch.outer(*row).flatten() for row in zip(*rows, strict=True))]
+    )
+    off = (linear_influences(rows, (M + M.T) / 2) - exact).abs()
+    assert (off <= influence_error(rows, M)).all() and (off <= 1e-13 * squared_norms([rows])).all()
+
+
+def test_portions_of_points_do_not_matter(monkeypatch):
+    training, _ = prepared("logistic by 𝓗⁻¹", 0)
+    (rows,) = training.gradients
+    for constant, value in (("PORTION", 7), ("TEMPORARY", {"cpu": 1})):
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, constant, value)
+            some = linear_influences(Rows(rows.left[:50], rows.right[:50]), training.inverse)
+        torch.testing.assert_close(some, training.self_influence[:50], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("name", INVERSE)
+def test_half_solved_gradients_are_made_where_something_asks_for_them(name, monkeypatch):
+    """Not for tiles; for other schemes and weights they are, and counts are those of a problem that keeps them."""
+    monkeypatch.setattr(training_module, "PORTION", 70)
+    training, X = prepared(name, 1)
+    other = kept(name.split()[0], training.problem)
+    assert tiled_counts(training, X) is not None and "halved" not in vars(training)
+    weight = 1 + (training.problem.y[:, None] == torch.arange(training.problem.n_classes)).double()
+    for query, given_ in ((Query(0.3, prune=True), None), (Query(1.0, prune=True), weight)):
+        ours, theirs = (influence_counts(t, X, given_, query) for t in (training, other))
+        assert np.array_equal(ours.greater, theirs.greater) and np.array_equal(ours.equal, theirs.equal)
+    torch.testing.assert_close(training.halved, other.halved, rtol=0, atol=1e-12)
+    torch.testing.assert_close(training.self_influence, other.self_influence, rtol=1e-11, atol=0)
+
+
+def features(alike, n=2000, d=45, n_classes=4):
+    """Points of which one feature is another but for some noise."""
+    X, y = make_classification(n, d, n_informative=20, n_classes=n_classes, class_sep=0.7, random_state=0)
+    X[:, 1] = X[:, 0] + alike * X[:, 1]
+    return X, y
+
+
+def test_a_regression_keeps_gradients_and_the_inverse_unless_it_is_badly_conditioned():
+    """Then self-influences would lose more digits to cancellation than half-solves do."""
+    for alike, l2, whether in ((1.0, 1e-3, True), (1e-4, 1e-13, False)):
+        training = FullConformalClassifier(method="influence", l2=l2).fit(*features(alike))._engine.training
+        assert (training.inverse is not None) == whether == (training.kept_half is None)
+
+
+def test_a_predictor_read_again_keeps_the_inverse_too(tmp_path):
+    X, y = features(1.0, n=2200)
+    clf = FullConformalClassifier(method="influence").fit(X[:2000], y[:2000])
+    clf.save(tmp_path / "a.fcp")
+    again = load(tmp_path / "a.fcp")
+    assert np.array_equal(again.predict_p(X[2000:]), clf.predict_p(X[2000:]))
+    assert clf._engine.training.inverse is not None and again._engine.training.inverse is not None

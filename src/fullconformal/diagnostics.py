@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fullconformal.scores.base import Training
+from fullconformal.scores.training import Training
 
 
 @dataclass(frozen=True)

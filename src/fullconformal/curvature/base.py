@@ -84,6 +84,10 @@ class Factor(ABC):
         solved = self.solve(rows)
         return (solved * rows).sum(1), solved
 
+    def inverse(self) -> Tensor | None:
+        """𝓗⁻¹ (p, p), where it costs less than solves for a few rows; None where it would not."""
+        return None
+
     def halves(self, problem: Problem, memory: int) -> Halves | None:
         """A shorter way to half-solved gradients of points, with about `memory` bytes; None where there is none."""
         return None

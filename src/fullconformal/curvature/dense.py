@@ -72,6 +72,10 @@ class DenseFactor(Factor):
         """L⁻ᵀ (p, p)."""
         return self.matrix.mT if self.inverted and self.order is None else super().written_half(like)
 
+    def inverse(self) -> Tensor | None:
+        """𝓗⁻¹ (p, p), where L⁻¹ is at hand."""
+        return self.matrix.mT @ self.matrix if self.inverted and self.order is None else None
+
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, (k, p)."""
         if self.order is None or self.roots is None:

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import softmax_root
-from fullconformal.problem import CHUNK, Block, Problem, residuals, softmax, softmax_curvature
+from fullconformal.curvature.linear import TEMPORARY, laid_out, linear_curvature, narrow, squares, triangle
+from fullconformal.problem import CHUNK, Problem, residuals, softmax_curvature
 
-TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
-PORTION = 1024  # points whose products stay in the cache
-PAIRS = 512  # of classes at most that are summed one by one: T turns them into S by a matrix of its square
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 
 
@@ -33,62 +29,12 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 
     Exact Hessian of the tail where `exact` is set, Gauss–Newton otherwise.
     """
-    if problem.is_linear and (problem.blocks[0].o == 1 or not _narrow(*problem.blocks[0][2:])):
+    if problem.is_linear and (problem.blocks[0].o == 1 or not narrow(*problem.blocks[0][2:])):
         return linear_curvature(problem)
     pairs = _Pairs(problem, exact)
     for X, y in problem.batches(pairs.chunk):
         pairs.add(X, y)
     return pairs.matrix()
-
-
-@torch.no_grad()
-def linear_curvature(problem: Problem) -> Tensor:
-    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ with S (o, o) the covariance of T's rows under π.
-
-    Few classes: S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, in which nothing cancels, after the sum over points where S has more entries
-    than there are pairs. There are too many pairs of many classes.
-    """
-    (block,) = problem.blocks
-    after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
-    T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
-    c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
-    k, q = torch.triu_indices(block.o, block.o, device=T.device)
-    few = len(c) <= PAIRS
-    later = few and block.o > 1 and len(c) <= len(k)
-    rows = T[c] - T[d] if few else T
-    spread = (rows[:, k] * rows[:, q]).T
-    H, packed = torch.diag(problem.penalty), block.i * (block.i + 1) // 2
-    total = problem.X.new_zeros(len(c) if later else len(k), packed)
-    numbers = packed + 3 * max(len(k), len(c) if few else 0)  # of a point
-    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * numbers)
-    for X, _ in problem.batches(max(1, min(problem.chunk, room))):
-        trace = problem.trace(X)
-        a, pi = trace.inputs[block.layer], softmax(trace.logits)
-        portion = len(a) if a.is_cuda else PORTION
-        buffer = a.new_empty(0 if block.o == 1 else packed * min(portion, len(a)))
-        for some, share in zip(a.split(portion), pi.T.split(portion, dim=1), strict=True):
-            weights = share[c] * share[d] if few else _covariance(share, T.T, spread, k, q)
-            if few and not later:
-                weights = spread @ weights
-            if block.o == 1:  # whose sum is a square
-                H += gram(some * weights.clamp_min_(0).sqrt_().T)
-            else:
-                total.addmm_(weights, _squares(some, buffer).T)
-    return H if block.o == 1 else _laid_out(spread @ total if later else total, block, H)
-
-
-def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
-    """Entries (k, q) of the covariance of T's columns (o, C) under each π (C, n), from the products of its rows `pairs` (len(k), C).
-
-    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest column, ρ the other probabilities, ν = Σ ρT and
-    μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ, and the rounding is that of the result.
-    """
-    top = pi.argmax(0, keepdim=True)
-    rest = pi.scatter(0, top, 0.0)
-    t, nu = T.index_select(1, top[0]), T @ rest
-    away = nu - rest.sum(0) * t
-    out = (pairs @ rest).addcmul_(nu[k], t[q], value=-1)
-    return out.addcmul_((t + away)[k], away[q], value=-1)
 
 
 class _Pairs:
@@ -103,7 +49,7 @@ class _Pairs:
         self.sums: dict[tuple[int, int, str], Tensor] = {}
         for at, bm in enumerate(self.tail):
             for bl in self.tail[: at + 1]:
-                if bm is bl and _narrow(bm.o, bm.i):
+                if bm is bl and narrow(bm.o, bm.i):
                     shape = (bm.o * (bm.o + 1) // 2 * bm.i, bm.i)
                 elif bm is bl:  # wide rather than tall: products are a third faster
                     shape = (bm.o * (bm.o + 1) // 2, bm.i * (bm.i + 1) // 2)
@@ -122,7 +68,7 @@ class _Pairs:
             self.width = max(self.width, 3 * width * problem.logits(like[:1]).shape[1])
         room = TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
         # Products of the inputs with one another are many, and stay in the cache.
-        most = problem.chunk if all(_narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])
+        most = problem.chunk if all(narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])
         self.chunk = max(1, min(problem.chunk, most, room // (self.width * like.element_size())))
 
     def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
@@ -170,10 +116,10 @@ class _Pairs:
         k = len(S)
         o = torch.triu_indices(S.shape[1], S.shape[1], device=S.device)
         upper = S[:, o[0], o[1]]
-        if _narrow(S.shape[1], a[m].shape[1]):
+        if narrow(S.shape[1], a[m].shape[1]):
             self.sums[m, m, "first"].addmm_((upper[:, :, None] * a[m][:, None, :]).view(k, -1).T, a[m])
         else:
-            self.sums[m, m, "first"].addmm_(upper.T.contiguous(), _squares(a[m]).T)
+            self.sums[m, m, "first"].addmm_(upper.T.contiguous(), squares(a[m]).T)
         for b in self.tail:
             low = b.layer
             if low >= m:
@@ -213,36 +159,16 @@ class _Pairs:
                 part += total.view(part.shape)
             elif key[2] == "second":
                 view[:, : total.shape[1] // bl.o] += total.view(bm.o, bl.i, -1, bl.o).permute(0, 2, 3, 1)
-            elif bm is bl and _narrow(bm.o, bm.i):
-                view += total.view(-1, bm.i, bm.i)[_triangle(bm.o, H.device)].permute(0, 2, 1, 3)
+            elif bm is bl and narrow(bm.o, bm.i):
+                view += total.view(-1, bm.i, bm.i)[triangle(bm.o, H.device)].permute(0, 2, 1, 3)
             elif bm is bl:
-                _laid_out(total, bm, part)
+                laid_out(total, bm, part)
             else:
                 view += total.view(bm.o, bl.o, bm.i, bl.i).permute(0, 2, 1, 3)
             if bm is not bl:
                 H[bl.start : bl.stop, bm.start : bm.stop] = part.T
         H.diagonal().add_(self.problem.penalty)
         return H
-
-
-def _laid_out(total: Tensor, block: Block, part: Tensor) -> Tensor:
-    """Add sums of S ⊗ aaᵀ, (o(o+1)/2, i(i+1)/2), both triangles packed, to a block's part (o·i, o·i) of a matrix."""
-    whole = total.index_select(1, _triangle(block.i, part.device).view(-1)).view(-1, block.i, block.i)
-    rows, columns = part.stride()
-    view = part.as_strided(
-        (block.o, block.i, block.o, block.i), (rows * block.i, rows, columns * block.i, columns), part.storage_offset()
-    )
-    view += whole[_triangle(block.o, part.device)].permute(0, 2, 1, 3)
-    return part
-
-
-def gram(B: Tensor) -> Tensor:
-    """BᵀB (p, p). NumPy sees the symmetry, which halves the work; torch does not."""
-    if B.device.type != "cpu" or B.dtype not in (torch.float32, torch.float64):
-        return B.T @ B
-    array = B.numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told by the factorisation
-        return torch.from_numpy(array.T @ array)
 
 
 def add_gram(total: Tensor, B: Tensor) -> None:
@@ -267,29 +193,3 @@ def tensor_cores() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _squares(a: Tensor, buffer: Tensor | None = None) -> Tensor:
-    """Products of two inputs, the upper triangle of aaᵀ row by row, (i(i+1)/2, k) of inputs a (k, i); on a CPU in a buffer."""
-    k, i = a.shape
-    if a.is_cuda:  # one kernel rather than i
-        at = torch.triu_indices(i, i, device=a.device)
-        return (a[:, at[0]] * a[:, at[1]]).T
-    size = i * (i + 1) // 2 * k
-    rows, out = a.T.contiguous(), (a.new_empty(size) if buffer is None else buffer[:size]).view(-1, k)
-    for row, part in enumerate(out.split(list(range(i, 0, -1)))):
-        torch.mul(rows[row:], rows[row], out=part)
-    return out
-
-
-def _narrow(o: int, i: int) -> bool:
-    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs."""
-    return o * (o + 1) <= i // 2
-
-
-def _triangle(size: int, device: torch.device) -> Tensor:
-    """Position (size, size) of each entry of a symmetric matrix in its row-major upper triangle."""
-    index = torch.zeros(size, size, dtype=torch.long, device=device)
-    upper = torch.triu_indices(size, size, device=device)
-    index[upper[0], upper[1]] = torch.arange(upper.shape[1], device=device)
-    return torch.maximum(index, index.T)

@@ -21,12 +21,13 @@ from fullconformal.estimators.shards import Fit, Work
 from fullconformal.models.fitting import alone
 from fullconformal.problem import Problem
 from fullconformal.scores import tiles
-from fullconformal.scores.base import Counts, Progress, Training, all_scores, check_far, count_scores, prepare
+from fullconformal.scores.base import Counts, Progress, all_scores, check_far, count_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
 from fullconformal.scores.single import is_worth_it, single_counts
+from fullconformal.scores.training import Training, prepare
 from fullconformal.scores.windows import windowed_counts
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}

@@ -27,9 +27,9 @@ from fullconformal.estimators.large import LastLayer, OnFeatures
 from fullconformal.estimators.refits import LogProba, Neighbors, Refit
 from fullconformal.models.backbone import Backbone
 from fullconformal.problem import Problem
-from fullconformal.scores.base import prepare
 from fullconformal.scores.last_layer import Figures
 from fullconformal.scores.last_layer import LastLayer as LastLayerBag
+from fullconformal.scores.training import prepare
 from fullconformal.storage import Kind, Packer, StorageError, Unpacker, exactly, expect, of_dataclass
 
 Values = dict[str, Any]

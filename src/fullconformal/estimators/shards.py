@@ -25,9 +25,10 @@ from fullconformal.curvature import Curvature, DenseCurvature, Factor
 from fullconformal.estimators.fitting import Settings, fit_problem
 from fullconformal.problem import Problem
 from fullconformal.pvalues import FloatArray
-from fullconformal.scores.base import Progress, Training, prepare
+from fullconformal.scores.base import Progress
 from fullconformal.scores.checkpoint import Parts, fingerprint
 from fullconformal.scores.tasks import Call, cluster, finished, workers
+from fullconformal.scores.training import Training, prepare
 
 TASKS = 4  # a worker: who is done early takes another
 POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block

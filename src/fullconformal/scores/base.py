@@ -1,4 +1,4 @@
-"""What every approximation of full CP needs of the training bag, and the loop that turns scores into counts.
+"""What every approximation of full CP has in common: candidates' gradients, and the loop that turns scores into counts.
 
 An approximation is a function ``scorer(training, X, q)`` that returns the candidates' scores τ (m, C) and a function from a slice of
 training points to their scores α (m, C, k). Training points and candidates pass in blocks; n × (m·C) scores are never held.
@@ -6,10 +6,8 @@ training points to their scores α (m, C, k). Training points and candidates pas
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -17,145 +15,15 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.curvature.base import SMALL, CurvatureError, Factor, Halves
-from fullconformal.problem import Problem, Rows, contract, flat, join, losses, residuals, select, softmax
+from fullconformal.curvature.base import CurvatureError, Factor
+from fullconformal.problem import Rows, contract, flat, residuals, softmax
+from fullconformal.scores.training import Training
 
-PORTION = 1024  # points whose gradients are written out together on a CPU
 UNIT = 2.0**-24  # of float32's rounding
 TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
-LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Training:
-    """The bag at θ_Z: losses ℓ_i (n,), self-influences s_i = g_iᵀ𝓗⁻¹g_i (n,), gradients, and 𝓗⁻¹g_i where kept."""
-
-    problem: Problem
-    factor: Factor
-    loss: Tensor
-    self_influence: Tensor
-    gradients: list[Rows] | None
-    solved: list[Tensor] | None  # one (o, n, i) tensor a parameter block
-    memory: int
-    halved: Tensor | None = None  # L⁻¹g_i (n, p), kept for pruning
-
-    def rows(self, index: Tensor | slice) -> list[Rows]:
-        """Gradients of the training points at the given positions."""
-        if self.gradients is not None:
-            return select(self.gradients, index)
-        return self.problem.gradients(self.problem.X[index], self.problem.y[index])
-
-    def solved_rows(self, index: slice) -> Tensor:
-        """𝓗⁻¹g_i (k, p) of the training points at the given positions."""
-        if self.solved is not None:
-            return torch.cat([part[:, index].transpose(0, 1).flatten(1) for part in self.solved], dim=1)
-        return self.factor.solve(flat(self.rows(index)))
-
-    @cached_property
-    def halves(self) -> Halves | None:
-        """What makes half-solved gradients where none are kept and the factor has a shorter way to them."""
-        return (
-            self.factor.halves(self.problem, self.memory // 8)
-            if self.gradients is None and self.halved is None
-            else None
-        )
-
-    @cached_property
-    def sorted(self) -> dict[float, object]:
-        """The points in the order of their scores, by q, as `windows` keeps them."""
-        return {}
-
-    @property
-    def slack(self) -> Tensor:
-        """Rounding error granted to each training point's score, (n,): that of its terms."""
-        return self.loss_rounding * self.loss.abs() + self.rounding * self.self_influence.abs()
-
-    @property
-    def loss_rounding(self) -> float:
-        """Relative error granted to a loss: that of the logits, however many parameters there are, and what an iterative solve leaves."""
-        return loss_rounding(self.problem.p, torch.finfo(self.problem.X.dtype).eps) + 2 * self.factor.accuracy
-
-    @property
-    def rounding(self) -> float:
-        """Relative error granted to a product gᵀ𝓗⁻¹g: that of p terms, and twice what an iterative solve leaves.
-
-        A solve of accuracy δ leaves δ√(s_i ŝ) ≤ δ(2s_i + ŝ/8) in k_i. Granted are 2δ of ℓ_i + s_i and of |τ|: enough where
-        ŝ ≤ 16(ℓ_i + |τ|), that is but for candidates that have many times the influence on themselves which they have loss.
-        """
-        return rounding(self.problem.p, torch.finfo(self.problem.X.dtype).eps) + 2 * self.factor.accuracy
-
-
-def rounding(p: int, eps: float) -> float:
-    """Relative rounding error granted to a product of p terms."""
-    return 32 * math.sqrt(p) * eps
-
-
-def loss_rounding(p: int, eps: float) -> float:
-    """Relative rounding error granted to a loss."""
-    return min(rounding(p, eps), LOGITS * eps)
-
-
-def single_is_whole() -> bool:
-    """Whether products of float32 on a CPU are formed in float32: torch may have been asked for less, which some CPUs have units for."""
-    precision: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return precision in ("ieee", "none")
-
-
 Scorer = Callable[[Training, Tensor, float], tuple[Tensor, Alpha]]
-
-
-def prepare(
-    problem: Problem, factor: Factor, memory: int, keep_solved: bool, known: tuple[Tensor, Tensor] | None = None
-) -> Training:
-    """One pass over the bag: losses, gradients and self-influences; 𝓗⁻¹g_i kept where asked and where it fits half the memory.
-
-    Losses and self-influences that are known already (a saved predictor's) are not computed again.
-    """
-    n, p, size = problem.n, problem.p, problem.X.element_size()
-    like = problem.X
-    keep_solved = keep_solved and n * p * size <= memory // 2
-    keep_gradients = n * sum(b.o + b.i for b in problem.blocks) * size <= memory // 4
-    if not keep_solved and not keep_gradients:
-        halves = factor.halves(problem, memory // 8)
-        if halves is not None:
-            known = known or (
-                losses(problem.logits(like), problem.y),
-                halves.influences(like, problem.y[:, None])[:, 0],
-            )
-            return Training(problem, factor, *known, None, None, memory)
-    step = max(1, min(max(4096, problem.chunk), n, memory // 8 // (3 * p * size)))
-    loss, self_influence = like.new_empty(n), like.new_empty(n)
-    solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
-    keep_halved = not keep_solved and factor.has_half and n * p * size <= memory // 4 and (known is None or p <= SMALL)
-    portion = step if like.is_cuda else PORTION
-    halved = like.new_empty(n, p) if keep_halved and min(step, portion) < n else None
-    gradients: list[list[Rows]] = []
-    start = 0
-    for X, y in problem.batches(step):
-        logits, rows = problem.logits_and_gradients(X, y)
-        loss[start : start + len(y)] = losses(logits, y)
-        if keep_gradients:
-            gradients.append(rows)
-        if known is not None and solved is None and not keep_halved:
-            start += len(y)
-            continue
-        for first in range(0, len(y), portion):
-            part = rows if len(y) <= portion else select(rows, slice(first, first + portion))
-            at = slice(start, start := start + len(part[0].left))
-            self_influence[at], kept = factor.influence(flat(part))
-            if halved is not None:
-                halved[at] = kept
-            elif keep_halved:  # of all points at once
-                halved = kept.contiguous()  # solves give columns
-            if solved is not None:
-                U = factor.solved(kept)
-                for whole, b in zip(solved, problem.blocks, strict=True):
-                    whole[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
-    loss, self_influence = known or (loss, self_influence)
-    all_rows = join(gradients) if keep_gradients else None
-    return Training(problem, factor, loss, self_influence, all_rows, solved, memory, halved)
 
 
 def candidate_gradients(J: list[Rows], logits: Tensor) -> list[Rows]:
@@ -184,9 +52,9 @@ def half_solved(factor: Factor, ghat: list[Rows]) -> Tensor:
     return factor.half(written.flatten(0, 1)).view_as(written)
 
 
-def written_roots(training: Training) -> list[Tensor]:
-    """L⁻ᵀ, one (i, o·p) tensor a parameter block: an object's a meets it once for all labels."""
-    root = training.factor.written_half(training.problem.theta)
+def written_roots(training: Training, inverse: Tensor | None = None) -> list[Tensor]:
+    """L⁻ᵀ, or 𝓗⁻¹ where it is given, one (i, o·p) tensor a parameter block: an object's a meets it once for all labels."""
+    root = training.factor.written_half(training.problem.theta) if inverse is None else inverse
     return [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in training.problem.blocks]
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fullconformal.problem import candidate_losses, flat
-from fullconformal.scores.base import Alpha, Training, candidate_gradients, half_solved, products
+from fullconformal.scores.base import Alpha, candidate_gradients, half_solved, products
+from fullconformal.scores.training import Training
 
 
 def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:

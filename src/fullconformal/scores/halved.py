@@ -25,7 +25,8 @@ from torch import Tensor
 from fullconformal import pvalues
 from fullconformal.curvature.base import Halves
 from fullconformal.problem import candidate_losses
-from fullconformal.scores.base import Counts, Progress, Training
+from fullconformal.scores.base import Counts, Progress
+from fullconformal.scores.training import Training
 
 HALF_ERROR = 2.0**-9  # of a product in half precision, relative to √(s_i ŝ)
 LENGTH = 128.0  # of rows in half precision: products stay below 2¹⁴, and entries above the smallest numbers

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fullconformal.problem import Block, Rows, flat, losses
-from fullconformal.scores.base import Alpha, Training, candidate_gradients
+from fullconformal.scores.base import Alpha, candidate_gradients
+from fullconformal.scores.training import Training
 
 
 def indirect(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:

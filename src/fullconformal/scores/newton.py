@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fullconformal.curvature.base import softmax_root
 from fullconformal.problem import Rows, candidate_losses, flat, losses, residuals, softmax_curvature
-from fullconformal.scores.base import Alpha, Training
+from fullconformal.scores.base import Alpha
+from fullconformal.scores.training import Training
 
 
 def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:

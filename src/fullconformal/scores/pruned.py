@@ -28,16 +28,9 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, flat, squared_norms
-from fullconformal.scores.base import (
-    Counts,
-    Progress,
-    Training,
-    candidate_gradients,
-    count_excess,
-    products,
-    written_roots,
-)
+from fullconformal.scores.base import Counts, Progress, candidate_gradients, count_excess, products, written_roots
 from fullconformal.scores.halved import Halved, counts_by_halves
+from fullconformal.scores.training import Training
 
 BLOCK = 64  # training points decided together, at least
 PAIRS = 2**18, 2**24  # candidates by points of open blocks at a time: that a cache holds, that memory holds

@@ -18,18 +18,8 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, squared_norms
-from fullconformal.scores.base import (
-    HUGE,
-    TINY,
-    UNIT,
-    Counts,
-    Progress,
-    Scorer,
-    Training,
-    candidate_gradients,
-    count_scores,
-    single_is_whole,
-)
+from fullconformal.scores.base import HUGE, TINY, UNIT, Counts, Progress, Scorer, candidate_gradients, count_scores
+from fullconformal.scores.training import Training, single_is_whole
 
 OBJECTS, ROWS, POINTS = 1024, 512, 100  # taken together; and of a cell, so that it stays in the cache
 LEAST = 2**26  # operations below which there is nothing to gain

@@ -1,42 +1,44 @@
-"""The direct approximation of the deleted scheme from kept L⁻¹g_i, tile by tile, in single precision wherever that decides.
+"""The direct approximation of the deleted scheme, tile by tile, in single precision wherever that decides.
 
 As in `windows`, a candidate need only meet the points with |b_i − τ| ≤ σ_i·ρ, which are a range in the order of b. Candidates that are
 neighbours in the order of τ have ranges that hardly differ: a tile of them meets the points of all in one matrix product.
 
-The products h_i·ĥ of h = L⁻¹g are formed in float32. With u = 2⁻²⁴ and ĥ off by ε, α_i − τ errs by less than
+The products k_i = v_i·w of rows v of points and w of candidates are formed in float32: rows L⁻¹g_i and L⁻¹ĝ, or, where a linear problem
+has 𝓗⁻¹ written out, g_i as they are and 𝓗⁻¹ĝ. With u = 2⁻²⁴ and w off by ε, α_i − τ errs by less than
 
-    u·((2p + 8)·σ_i·ρ + 2·(|b_i| + |τ|)) + σ_i·ε
+    u·((p + 6)·|v_i||w| + (p + 2)·σ_i·ρ + 2·(|b_i| + |τ|)) + |v_i|·ε
 
-by Cauchy–Schwarz, whatever the order of the sums: p additions to Σ|h||ĥ|, and to b_i − τ, which is about σ_i·ρ at most where the sign is
-in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds all that and the tie tolerance is decided, and the few pairs
+by Cauchy–Schwarz, whatever the order of the sums: p additions to Σ|v||w|, whose factors are rounded, and to b_i − τ, which is about σ_i·ρ
+at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds all that and the tie tolerance is decided, and the few pairs
 that do not are formed again in float64: the counts are those of `count_scores`.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.problem import candidate_losses, flat, select
+from fullconformal.problem import Rows, candidate_losses, flat, select, squared_norms
 from fullconformal.scores.base import (
     HUGE,
     TINY,
     UNIT,
     Counts,
     Progress,
-    Training,
     candidate_gradients,
     half_solved,
-    single_is_whole,
     written_roots,
 )
+from fullconformal.scores.training import Training, single_is_whole
 from fullconformal.scores.windows import Sorted, products
 
 TILE, TILES = 64, 6  # candidates of a tile, and tiles that meet their points together
-OBJECTS = 128  # whose L⁻¹ĝ are made together, so that they stay in the cache
+OBJECTS = 128  # whose rows are made together, so that they stay in the cache
+POINTS = 512  # whose rows are laid out together
 MOST = 64  # one pair in so many may be formed again
 PAIR = 128  # bytes that such a pair takes
 FEW = 8  # tiles that must be filled
@@ -46,18 +48,52 @@ LARGE = 2**17  # parameters up to which p additions err by p·u
 
 
 class Candidates(NamedTuple):
-    """Candidates of some objects: τ (k,), L⁻¹ĝ (k, p) in float32, what that is off by (k,), and a bound of its length (k,)."""
+    """Candidates of some objects: τ (k,), rows (k, p) in float32, what those are off by and bounds of their lengths and of ρ, (k,)."""
 
     tau: Tensor
-    half: Tensor
+    rows: Tensor
     error: Tensor
+    length: Tensor
     rho: Tensor
+
+
+class Points(Sorted):
+    """Training points in the order of b, with the running maxima of the lengths of their rows."""
+
+    def __init__(self, training: Training, q: float):
+        super().__init__(training, q)
+        self.training, self.length = training, self.sigma
+        if training.inverse is not None and training.gradients is not None:
+            self.length = squared_norms(training.gradients).sqrt()[self.order].cummax(0).values
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is kept with a predictor: not the second copy of the points, which is made again."""
+        return {name: value for name, value in vars(self).items() if name != "single"}
+
+    @cached_property
+    def single(self) -> tuple[Tensor, Tensor]:
+        """Rows (n, p) and b (n,) in the order of b, in float32."""
+        training = self.training
+        rows = torch.empty(len(self.b), training.problem.p, dtype=torch.float32)
+        for at, out in zip(self.order.split(POINTS), rows.split(POINTS), strict=True):
+            if training.inverse is None:
+                assert training.halved is not None
+                out.copy_(training.halved.index_select(0, at))
+            else:
+                ((left, right),) = training.rows(at)
+                assert right is not None
+                torch.mul(left.float()[:, :, None], right.float()[:, None, :], out=out.view(len(at), left.shape[1], -1))
+        return rows, self.b.float()
 
 
 def is_worth_it(training: Training, m: int) -> bool:
     """Whether what is kept of the points can be met tile by tile, and the candidates of m objects fill some tiles."""
     problem, like = training.problem, training.problem.X
-    possible = training.halved is not None and like.dtype == torch.float64 and like.device.type == "cpu"
+    possible = (
+        (training.inverse is not None or training.halved is not None)
+        and like.dtype == torch.float64
+        and like.device.type == "cpu"
+    )
     possible = possible and problem.p <= LARGE and single_is_whole()
     return possible and problem.n_classes > 2 and m * problem.n_classes >= FEW * TILE
 
@@ -68,12 +104,12 @@ def tiled_counts(training: Training, X: Tensor, progress: Progress | None = None
 
     None where float64 must do it, or neighbours in the order of τ are too far apart to be met together.
     """
-    problem, bag, roots = training.problem, Sorted.of(training, 1.0), _roots(training, len(X))
+    problem, bag, roots = training.problem, Points.of(training, 1.0), _roots(training, len(X))
     counts, formed = torch.empty(2, len(X), problem.n_classes, dtype=torch.float64), 0
     step = max(1, training.memory // 16 // (8 * problem.n_classes * problem.p))
     for at in (slice(start, start + step) for start in range(0, len(X), step)):
         candidates = _candidates(training, roots, X[at])
-        largest = (1 + candidates.rho.max()) * (1 + bag.sigma[-1]) + bag.b[-1].abs() + candidates.tau.max()
+        largest = (1 + candidates.length.max()) * (1 + bag.length[-1]) + bag.b[-1].abs() + candidates.tau.max()
         found = _count(bag, candidates, training.rounding, training.memory // 8) if float(largest) < HUGE else None
         if found is None:
             return None
@@ -87,25 +123,28 @@ def tiled_counts(training: Training, X: Tensor, progress: Progress | None = None
 
 
 def _roots(training: Training, m: int) -> list[Tensor]:
-    """`written_roots`; none where solving for the labels of m objects costs less."""
+    """L⁻ᵀ, or 𝓗⁻¹, as `written_roots` has it; none where solving for the labels of m objects costs less."""
     problem, p = training.problem, training.problem.p
     if problem.prefix_names or p + 2 * m > problem.n_classes * m or p**2 > training.memory // 64:
         return []
-    return written_roots(training)
+    return written_roots(training, training.inverse)
 
 
 def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidates:
-    """Every label of objects X (m, ...): ĥ = Σ D·V with V = a·L⁻ᵀ in float64, and the sum in float32 errs by its length times |D||V|."""
+    """Every label of objects X (m, ...): L⁻¹ĝ, or 𝓗⁻¹ĝ where that is written out.
+
+    Either is Σ D·V with V = a·root in float64, and the sum in float32 errs by its length times |D||V|.
+    """
     problem, tiny = training.problem, training.problem.p * TINY
     vanished = tiny**0.5  # what a sum of squares may not see
     logits, J = problem.jacobian(X)
-    ghat, half = candidate_gradients(J, logits), torch.empty(*logits.shape, problem.p, dtype=torch.float32)
+    ghat, rows = candidate_gradients(J, logits), torch.empty(*logits.shape, problem.p, dtype=torch.float32)
     error, terms = torch.zeros_like(logits), sum(b.o for b in problem.blocks)
     for block, ((D, a), root) in enumerate(zip(ghat, roots, strict=False)):
         assert a is not None  # there is no prefix
         length = torch.empty(len(X), dtype=torch.float32)
         some = max(1, min(OBJECTS, training.memory // 16 // (12 * root.shape[1])))
-        for left, right, out, norm in zip(*(v.split(some) for v in (D.float(), a, half, length)), strict=True):
+        for left, right, out, norm in zip(*(v.split(some) for v in (D.float(), a, rows, length)), strict=True):
             V = (right @ root).float()
             torch.linalg.vector_norm(V, dim=1, out=norm)
             torch.baddbmm(out, left, V.view(len(V), D.shape[2], -1), beta=float(block > 0), out=out)
@@ -113,10 +152,24 @@ def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidate
     if not roots:
         for start in range(0, len(X), OBJECTS):
             at = slice(start, start + OBJECTS)
-            half[at] = half_solved(training.factor, select(ghat, at))
-    size = torch.linalg.vector_norm(half, dim=2).double() * (1 + UNIT * problem.p) + vanished
-    error = 1.01 * UNIT * (error if roots else size).flatten() + tiny
-    return Candidates(candidate_losses(logits).flatten(), half.flatten(0, 1), error, size.flatten() + error)
+            half = half_solved(training.factor, select(ghat, at))
+            rows[at] = half if training.inverse is None else training.factor.back(half.flatten(0, 1)).view_as(half)
+    size = torch.linalg.vector_norm(rows, dim=2).double() * (1 + UNIT * problem.p) + vanished
+    error = 1.01 * UNIT * (error if roots else size) + tiny
+    length = size + error
+    rho = length if training.inverse is None else _own_influence(ghat[0], rows, size, error).sqrt()
+    return Candidates(
+        candidate_losses(logits).flatten(), rows.flatten(0, 1), *(v.flatten() for v in (error, length, rho))
+    )
+
+
+def _own_influence(ghat: Rows, rows: Tensor, size: Tensor, error: Tensor) -> Tensor:
+    """A bound of ŝ = ĝ·𝓗⁻¹ĝ (m, C) from 𝓗⁻¹ĝ (m, C, p) in float32, which has some size and is off by an error (m, C)."""
+    D, a = ghat
+    assert a is not None  # there is no prefix
+    met = torch.bmm(rows.view(len(a), -1, a.shape[1]), a.float()[:, :, None]).view_as(D)
+    off = 1.01 * UNIT * (a.shape[1] + D.shape[2] + 8) * size + error
+    return (met * D).sum(2) + squared_norms([ghat]).sqrt() * off
 
 
 def _ranges(low: Tensor, high: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,16 +184,17 @@ def _ranges(low: Tensor, high: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
     return first, step, width
 
 
-def _count(bag: Sorted, candidates: Candidates, eps: float, room: int) -> tuple[Tensor, Tensor, int] | None:
+def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[Tensor, Tensor, int] | None:
     """Points above candidates (k,), as float32 has it; pairs that are near; the number of pairs that met.
 
     Near pairs are candidates, points in the order of b, and whether these are counted, (3, pairs). None where they are too many, or those
     that must meet, or either for some bytes of room.
     """
-    n, p, k = len(bag.b), bag.half.shape[1], len(candidates.tau)
+    (points, b), k = bag.single, len(candidates.tau)
+    n, p = points.shape
     order = torch.argsort(candidates.tau)
     order = torch.cat([order, order[-1:].expand(-k % (TILES * TILE))])  # the last stands for those that are missing
-    tau, rho, error = (v[order] for v in (candidates.tau, candidates.rho, candidates.error))
+    tau, rho, length, error = (v[order] for v in (candidates.tau, candidates.rho, candidates.length, candidates.error))
     low, high = (ends.view(-1, TILES, TILE) for ends in bag.window(tau, rho, eps))
     needed = k + int((high - low).sum())  # windows may be empty
     first, step, width = _ranges(low.amin(2), high.amax(2), n)
@@ -149,18 +203,18 @@ def _count(bag: Sorted, candidates: Candidates, eps: float, room: int) -> tuple[
         return None
     start = first[:, None] + step[:, None] * torch.arange(TILES)
     above = (n - start)[:, :, None].repeat(1, 1, TILE).int()
-    limit = _limit(bag, (start[:, -1] + width - 1).clamp_min_(0), tau, rho, error, eps)
+    limit = _limit(bag, (start[:, -1] + width - 1).clamp_min_(0), tau, rho, length, error, eps)
     rooms, rows = (torch.empty(size, dtype=torch.float32) for size in ((2, TILES * TILE * widest), (TILES * TILE, p)))
     near, left = [torch.zeros(3, 0, dtype=torch.long)], min(n * k // MOST, room // PAIR)
-    (points, b), t = bag.single, tau.float().view(-1, TILES, 1, TILE)
+    t = tau.float().view(-1, TILES, 1, TILE)
     together = zip(*(v.tolist() for v in (first, step, width, limit)), order.split(TILES * TILE), t, above, strict=True)
     for row, (at, gap, some, least, c, own, out) in enumerate(together):
         if not some:
             continue
         excess, size = rooms[:, : some * len(c)].view(2, TILES, some, TILE)
         torch.sub(b.as_strided((TILES, some, 1), (gap, 1, 1), at), own, out=excess)
-        half = torch.index_select(candidates.half, 0, c, out=rows).view(TILES, TILE, p)
-        excess.baddbmm_(points.as_strided((TILES, some, p), (gap * p, p, 1), at * p), half.mT, alpha=-1)
+        mine = torch.index_select(candidates.rows, 0, c, out=rows).view(TILES, TILE, p)
+        excess.baddbmm_(points.as_strided((TILES, some, p), (gap * p, p, 1), at * p), mine.mT, alpha=-1)
         signs = torch.bitwise_right_shift(excess.view(torch.int32), 31, out=size.view(torch.int32))
         out += signs.sum(1, dtype=torch.int32)
         column, i, counted = _near(excess, torch.abs(excess, out=size), least, k - row * len(c))
@@ -186,24 +240,34 @@ def _near(excess: Tensor, size: Tensor, least: float, k: int) -> tuple[Tensor, T
     return column, i, ~torch.signbit(excess[column // TILE, i, column % TILE])
 
 
-def _limit(bag: Sorted, last: Tensor, tau: Tensor, rho: Tensor, error: Tensor, eps: float) -> Tensor:
+def _limit(bag: Points, last: Tensor, tau: Tensor, rho: Tensor, length: Tensor, error: Tensor, eps: float) -> Tensor:
     """What |α − τ| in float32 must exceed (rows,) to decide, for candidates (k,) in rows that meet no point after the last (rows,)."""
-    p = bag.half.shape[1]
-    own, reach = (2 * UNIT + eps) * tau.abs() + p * TINY * (1 + rho), UNIT * (2 * p + 8) * rho + error
-    own, reach = (v.view(len(last), -1).amax(1) for v in (own, reach))
-    return 1.02 * (own + reach * bag.sigma[last] + 2 * UNIT * bag.b[last].abs() + bag.granted[last])
+    p = bag.single[0].shape[1]
+    own, sum_, gap = (
+        (2 * UNIT + eps) * tau.abs() + p * TINY * (1 + length),
+        UNIT * (p + 6) * length + error,
+        UNIT * (p + 2) * rho,
+    )
+    own, sum_, gap = (v.view(len(last), -1).amax(1) for v in (own, sum_, gap))
+    of_points = 2 * UNIT * bag.b[last].abs() + bag.granted[last]
+    return 1.02 * (own + sum_ * bag.length[last] + gap * bag.sigma[last] + of_points)
 
 
-def _again(training: Training, bag: Sorted, X: Tensor, tau: Tensor, above: Tensor, near: Tensor) -> Tensor:
+def _again(training: Training, bag: Points, X: Tensor, tau: Tensor, above: Tensor, near: Tensor) -> Tensor:
     """Counts (2, k) for the candidates of X, with the pairs that are near formed in float64."""
     counts, (c, i, counted) = torch.stack([above, torch.zeros_like(above)]).double(), near
     if not len(c):
         return counts
-    which, row = torch.unique(c, return_inverse=True)
+    (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
     x, y = which // training.problem.n_classes, which % training.problem.n_classes
     half = training.factor.half(flat(training.problem.gradients(X[x], y)))
+    if training.inverse is None:
+        assert training.halved is not None
+        points = training.halved[bag.order[whom]]
+    else:
+        points = training.factor.half(flat(training.rows(bag.order[whom])))
     own = tau[c]
-    excess = bag.b[i] - products(half, bag.half, row, bag.order[i]) - own
+    excess = bag.b[i] - products(half, points, row, column) - own
     tolerance = bag.slack[i, None], training.rounding * own.abs()[:, None]
     greater, equal = pvalues.count(excess[:, None], 0.0, tolerance, axis=-1)
     counts[0].index_add_(0, c, (greater - counted).double())

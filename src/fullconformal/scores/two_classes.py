@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.linalg import lapack
 
 from fullconformal import pvalues
-from fullconformal.scores.base import loss_rounding, rounding
+from fullconformal.scores.training import loss_rounding, rounding
 
 FloatArray = npt.NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)

@@ -12,14 +12,15 @@ less than finding out which candidates might share a matrix product.
 
 from __future__ import annotations
 
-from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullconformal.problem import candidate_losses
-from fullconformal.scores.base import Counts, Progress, Training, candidate_gradients, half_solved
+from fullconformal.scores.base import Counts, Progress, candidate_gradients, half_solved
+from fullconformal.scores.training import Training
 
 BUFFER = (
     2**24,
@@ -28,39 +29,27 @@ BUFFER = (
 PAIR = 128  # bytes that a pair takes besides
 DENSE = 16  # a pair by itself costs as much as so many in one product
 OBJECTS = 4096  # that pass together, at most
-POINTS = 512  # sorted together, so that they stay in the cache
 
 
 class Sorted:
     """Training points in the order of b, with the running maxima of σ and of the rounding granted to their scores."""
 
     def __init__(self, training: Training, q: float):
-        assert training.halved is not None
         s = training.self_influence.clamp_min(0)
         self.b, self.order = torch.sort(training.loss + q * s, stable=True)
-        self.half, self.slack = training.halved, training.slack[self.order]
-        self.sigma, self.granted = (v.cummax(0).values for v in (s.sqrt()[self.order], 2 * self.slack))
+        self.slack = training.slack[self.order]
+        self.sigma, self.granted = (
+            v.cummax(0).values for v in ((s + training.error).sqrt()[self.order], 2 * self.slack)
+        )
 
     @classmethod
-    def of(cls, training: Training, q: float) -> Sorted:
+    def of(cls, training: Training, q: float) -> Self:
         """The points as they were sorted when they were first asked for."""
-        if q not in training.sorted:
-            training.sorted[q] = cls(training, q)
-        bag = training.sorted[q]
-        assert isinstance(bag, Sorted)
+        if (cls, q) not in training.sorted:
+            training.sorted[cls, q] = cls(training, q)
+        bag = training.sorted[cls, q]
+        assert isinstance(bag, cls)
         return bag
-
-    def __getstate__(self) -> dict[str, object]:
-        """What is kept with a predictor: not the second copy of the points, which is made again."""
-        return {name: value for name, value in vars(self).items() if name != "single"}
-
-    @cached_property
-    def single(self) -> tuple[Tensor, Tensor]:
-        """L⁻¹g_i (n, p) and b (n,) in the order of b, in float32."""
-        rows = torch.empty_like(self.half, dtype=torch.float32)
-        for at, out in zip(self.order.split(POINTS), rows.split(POINTS), strict=True):
-            out.copy_(self.half.index_select(0, at))
-        return rows, self.b.float()
 
     def window(self, tau: Tensor, rho: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """First point and the point after the last (k,) that candidates with τ and ρ (k,) may not be told from."""
@@ -83,7 +72,8 @@ def windowed_counts(
     """Counts for the candidates of every x in X (m, ...), as `count_scores` has them; None where one product is cheaper."""
     problem, eps = training.problem, training.rounding
     n, n_classes = problem.n, problem.n_classes
-    bag = Sorted.of(training, q)
+    bag, points = Sorted.of(training, q), training.halved
+    assert points is not None
     weight = None if weight is None else weight[bag.order]
     above = None if weight is None else _from_there_on(weight)
     room, step = training.memory // 16 // PAIR, training.memory // 16 // (4 * n_classes * problem.p * X.element_size())
@@ -102,7 +92,7 @@ def windowed_counts(
         total = torch.zeros(2, len(tau), dtype=torch.float64, device=X.device)
         total[0] = n - high if above is None else above[high, y]
         for some in _portions(high - low, room) if pairs > room else [slice(None)]:
-            _count(bag, half[some], tau[some], low[some], high[some], y[some], weight, eps, total[:, some])
+            _count(bag, points, half[some], tau[some], low[some], high[some], y[some], weight, eps, total[:, some])
         counts[:, objects] = total.view(2, -1, n_classes)
         formed += pairs
         if progress is not None:
@@ -123,16 +113,19 @@ def _portions(width: Tensor, most: int) -> list[slice]:
 
 
 def _count(
-    bag: Sorted, half: Tensor, tau: Tensor, low: Tensor, high: Tensor, y: Tensor, weight: Tensor | None, eps: float,
+    bag: Sorted, points: Tensor, half: Tensor, tau: Tensor, low: Tensor, high: Tensor, y: Tensor, weight: Tensor | None, eps: float,
     out: Tensor,
 ) -> None:  # fmt: skip
-    """Add the weight of the points in the windows above and tied with candidates to out (2, k); weights (n, C) in the order of b."""
+    """Add the weight of the points in the windows above and tied with candidates to out (2, k).
+
+    Of points L⁻¹g_i (n, p) as they are, and weights (n, C) in the order of b.
+    """
     width = high - low
     c = torch.repeat_interleave(width)
     i = torch.arange(len(c), device=c.device).add_((low - (width.cumsum(0) - width)).index_select(0, c))
     b, slack, order = (v.index_select(0, i) for v in (bag.b, bag.slack, bag.order))
     t = tau.index_select(0, c)
-    excess = (b - t).sub_(products(half, bag.half, c, order))
+    excess = (b - t).sub_(products(half, points, c, order))
     own = eps * t.abs()
     above, not_below = excess - slack > own, excess + slack >= -own
     w = None if weight is None else weight[i, y[c]]

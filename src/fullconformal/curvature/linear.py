@@ -1,0 +1,141 @@
+"""Sums of S ⊗ aaᵀ: the curvature of models that are linear in their parameters, and self-influences by its inverse.
+
+Both are one product with the products of two inputs, of which there are i(i + 1)/2, and of two outputs, o(o + 1)/2.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullconformal.problem import Block, Problem, Rows, softmax, squared_norms
+
+TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
+PORTION = 1024  # points whose products stay in the cache
+PAIRS = 512  # of classes at most that are summed one by one: T turns them into S by a matrix of its square
+
+
+@torch.no_grad()
+def linear_curvature(problem: Problem) -> Tensor:
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ with S (o, o) the covariance of T's rows under π.
+
+    Few classes: S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, in which nothing cancels, after the sum over points where S has more entries
+    than there are pairs. There are too many pairs of many classes.
+    """
+    (block,) = problem.blocks
+    after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
+    T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
+    c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
+    k, q = torch.triu_indices(block.o, block.o, device=T.device)
+    few = len(c) <= PAIRS
+    later = few and block.o > 1 and len(c) <= len(k)
+    rows = T[c] - T[d] if few else T
+    spread = (rows[:, k] * rows[:, q]).T
+    H, packed = torch.diag(problem.penalty), block.i * (block.i + 1) // 2
+    total = problem.X.new_zeros(len(c) if later else len(k), packed)
+    numbers = packed + 3 * max(len(k), len(c) if few else 0)  # of a point
+    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * numbers)
+    for X, _ in problem.batches(max(1, min(problem.chunk, room))):
+        trace = problem.trace(X)
+        a, pi = trace.inputs[block.layer], softmax(trace.logits)
+        portion = len(a) if a.is_cuda else PORTION
+        buffer = a.new_empty(0 if block.o == 1 else packed * min(portion, len(a)))
+        for some, share in zip(a.split(portion), pi.T.split(portion, dim=1), strict=True):
+            weights = share[c] * share[d] if few else _covariance(share, T.T, spread, k, q)
+            if few and not later:
+                weights = spread @ weights
+            if block.o == 1:  # whose sum is a square
+                H += gram(some * weights.clamp_min_(0).sqrt_().T)
+            else:
+                total.addmm_(weights, squares(some, buffer).T)
+    return H if block.o == 1 else laid_out(spread @ total if later else total, block, H)
+
+
+@torch.no_grad()
+def linear_influences(rows: Rows, inverse: Tensor) -> Tensor:
+    """gᵀMg (n,) of a linear model's gradients g = r ⊗ a, (n, o) ⊗ (n, i), with M = 𝓗⁻¹: Σ_{k,q} r_k r_q · aᵀM_kq a.
+
+    A third of the operations of half a solve, and no g is written out. Terms cancel where 𝓗 is badly conditioned: see `influence_error`.
+    """
+    r, a = rows
+    assert a is not None  # there is no prefix
+    o, i = r.shape[1], a.shape[1]
+    (k, q), (u, v) = (torch.triu_indices(size, size, device=a.device) for size in (o, i))
+    M = inverse.view(o, i, o, i).transpose(1, 2)[k, q]
+    packed = (M + M.mT)[:, u, v]
+    packed[:, u == v] /= 2
+    packed[k != q] *= 2
+    portion = max(1, min(len(a), 2 * PORTION, TEMPORARY.get(a.device.type, TEMPORARY["cpu"]) // (16 * len(u))))
+    out, buffer = a.new_empty(len(a)), a.new_empty(len(u) * portion)
+    for left, right, total in zip(r.split(portion), a.split(portion), out.split(portion), strict=True):
+        columns = left.T.contiguous()
+        torch.sum((packed @ squares(right, buffer)).mul_(columns[k]).mul_(columns[q]), 0, out=total)
+    return out
+
+
+def influence_error(rows: Rows, inverse: Tensor) -> Tensor:
+    """Rounding granted to `linear_influences` (n,): that of terms whose sizes sum to no more than |g|² times the largest row sum of |M|."""
+    return 8 * torch.finfo(inverse.dtype).eps * inverse.abs().sum(1).max() * squared_norms([rows])
+
+
+def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
+    """Entries (k, q) of the covariance of T's columns (o, C) under each π (C, n), from the products of its rows `pairs` (len(k), C).
+
+    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest column, ρ the other probabilities, ν = Σ ρT and
+    μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ, and the rounding is that of the result.
+    """
+    top = pi.argmax(0, keepdim=True)
+    rest = pi.scatter(0, top, 0.0)
+    t, nu = T.index_select(1, top[0]), T @ rest
+    away = nu - rest.sum(0) * t
+    out = (pairs @ rest).addcmul_(nu[k], t[q], value=-1)
+    return out.addcmul_((t + away)[k], away[q], value=-1)
+
+
+def laid_out(total: Tensor, block: Block, part: Tensor) -> Tensor:
+    """Add sums of S ⊗ aaᵀ, (o(o+1)/2, i(i+1)/2), both triangles packed, to a block's part (o·i, o·i) of a matrix."""
+    whole = total.index_select(1, triangle(block.i, part.device).view(-1)).view(-1, block.i, block.i)
+    rows, columns = part.stride()
+    view = part.as_strided(
+        (block.o, block.i, block.o, block.i), (rows * block.i, rows, columns * block.i, columns), part.storage_offset()
+    )
+    view += whole[triangle(block.o, part.device)].permute(0, 2, 1, 3)
+    return part
+
+
+def gram(B: Tensor) -> Tensor:
+    """BᵀB (p, p). NumPy sees the symmetry, which halves the work; torch does not."""
+    if B.device.type != "cpu" or B.dtype not in (torch.float32, torch.float64):
+        return B.T @ B
+    array = B.numpy()
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told by the factorisation
+        return torch.from_numpy(array.T @ array)
+
+
+def squares(a: Tensor, buffer: Tensor | None = None) -> Tensor:
+    """Products of two inputs, the upper triangle of aaᵀ row by row, (i(i+1)/2, k) of inputs a (k, i); on a CPU in a buffer."""
+    k, i = a.shape
+    if a.is_cuda:  # one kernel rather than i
+        at = torch.triu_indices(i, i, device=a.device)
+        return (a[:, at[0]] * a[:, at[1]]).T
+    size = i * (i + 1) // 2 * k
+    rows, out = a.T.contiguous(), (a.new_empty(size) if buffer is None else buffer[:size]).view(-1, k)
+    for row, part in enumerate(out.split(list(range(i, 0, -1)))):
+        torch.mul(rows[row:], rows[row], out=part)
+    return out
+
+
+def narrow(o: int, i: int) -> bool:
+    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs."""
+    return o * (o + 1) <= i // 2
+
+
+def triangle(size: int, device: torch.device) -> Tensor:
+    """Position (size, size) of each entry of a symmetric matrix in its row-major upper triangle."""
+    index = torch.zeros(size, size, dtype=torch.long, device=device)
+    upper = torch.triu_indices(size, size, device=device)
+    index[upper[0], upper[1]] = torch.arange(upper.shape[1], device=device)
+    return torch.maximum(index, index.T)
