@@ -15,6 +15,7 @@ from sklearn.datasets import make_classification
 from fullconformal import FullConformalClassifier, load
 from fullconformal.curvature import linear
 from fullconformal.curvature.linear import influence_error, linear_influences
+from fullconformal.estimators import engines
 from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
 from fullconformal.problem import Problem, Rows, in_contrasts, squared_norms
 from fullconformal.scores import tiles
@@ -409,9 +410,10 @@ def test_portions_of_points_do_not_matter(monkeypatch):
 def test_half_solved_gradients_are_made_where_something_asks_for_them(name, monkeypatch):
     """Not for tiles; for other schemes and weights they are, and counts are those of a problem that keeps them."""
     monkeypatch.setattr(training_module, "PORTION", 70)
-    training, X = prepared(name, 1)
+    monkeypatch.setattr(engines, "FEW", 0)
+    training, X = prepared(name, 1, m=200)
     other = kept(name.split()[0], training.problem)
-    assert tiled_counts(training, X) is not None and "halved" not in vars(training)
+    assert influence_counts(training, X, None, Query(1.0)).touched < 1 and "halved" not in vars(training)
     weight = 1 + (training.problem.y[:, None] == torch.arange(training.problem.n_classes)).double()
     for query, given_ in ((Query(0.3, prune=True), None), (Query(1.0, prune=True), weight)):
         ours, theirs = (influence_counts(t, X, given_, query) for t in (training, other))

@@ -187,7 +187,8 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
     prunable = query.approximation == "direct" and training.factor.positive_definite
     # Other schemes than the deleted need ŝ anyway, which is most of the cost of pruning.
     cheaper = training.solved is None or query.q < 1
-    if prunable and query.prune is not False and training.halved is not None and training.problem.p <= FEW:
+    few_parameters = training.problem.p <= FEW and training.halved is not None
+    if prunable and query.prune is not False and few_parameters:
         few = windowed_counts(training, X, query.q, weight, query.progress)
         if few is not None:
             return few

@@ -9,15 +9,17 @@ has 𝓗⁻¹ written out, g_i as they are and 𝓗⁻¹ĝ. With u = 2⁻²⁴ a
     u·((p + 6)·|v_i||w| + (p + 2)·σ_i·ρ + 2·(|b_i| + |τ|)) + |v_i|·ε
 
 by Cauchy–Schwarz, whatever the order of the sums: p additions to Σ|v||w|, whose factors are rounded, and to b_i − τ, which is about σ_i·ρ
-at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds all that and the tie tolerance is decided, and the few pairs
-that do not are formed again in float64: the counts are those of `count_scores`.
+at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds all that and the tie tolerance is
+decided, and the few pairs that do not are formed again in float64: the counts are those of `count_scores`.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,6 +38,7 @@ from fullconformal.scores.base import (
 from fullconformal.scores.training import Training, single_is_whole
 from fullconformal.scores.windows import Sorted, products
 
+Array = npt.NDArray[Any]
 TILE, TILES = 64, 6  # candidates of a tile, and tiles that meet their points together
 OBJECTS = 128  # whose rows are made together, so that they stay in the cache
 POINTS = 512  # whose rows are laid out together
@@ -73,16 +76,14 @@ class Points(Sorted):
     @cached_property
     def single(self) -> tuple[Tensor, Tensor]:
         """Rows (n, p) and b (n,) in the order of b, in float32."""
-        training = self.training
-        rows = torch.empty(len(self.b), training.problem.p, dtype=torch.float32)
+        training, half = self.training, self.training.kept_half
+        if half is None:
+            assert training.gradients is not None
+            left, right = (part.float()[self.order] for part in training.gradients[0] if part is not None)
+            return (left[:, :, None] * right[:, None, :]).flatten(1), self.b.float()
+        rows = torch.empty_like(half, dtype=torch.float32)
         for at, out in zip(self.order.split(POINTS), rows.split(POINTS), strict=True):
-            if training.inverse is None:
-                assert training.halved is not None
-                out.copy_(training.halved.index_select(0, at))
-            else:
-                ((left, right),) = training.rows(at)
-                assert right is not None
-                torch.mul(left.float()[:, :, None], right.float()[:, None, :], out=out.view(len(at), left.shape[1], -1))
+            out.copy_(half.index_select(0, at))
         return rows, self.b.float()
 
 
@@ -90,7 +91,7 @@ def is_worth_it(training: Training, m: int) -> bool:
     """Whether what is kept of the points can be met tile by tile, and the candidates of m objects fill some tiles."""
     problem, like = training.problem, training.problem.X
     possible = (
-        (training.inverse is not None or training.halved is not None)
+        (training.inverse is not None or training.kept_half is not None)
         and like.dtype == torch.float64
         and like.device.type == "cpu"
     )
@@ -205,7 +206,7 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
     above = (n - start)[:, :, None].repeat(1, 1, TILE).int()
     limit = _limit(bag, (start[:, -1] + width - 1).clamp_min_(0), tau, rho, length, error, eps)
     rooms, rows = (torch.empty(size, dtype=torch.float32) for size in ((2, TILES * TILE * widest), (TILES * TILE, p)))
-    near, left = [torch.zeros(3, 0, dtype=torch.long)], min(n * k // MOST, room // PAIR)
+    near, left = [np.zeros((3, 0), dtype=np.int64)], min(n * k // MOST, room // PAIR)
     t = tau.float().view(-1, TILES, 1, TILE)
     together = zip(*(v.tolist() for v in (first, step, width, limit)), order.split(TILES * TILE), t, above, strict=True)
     for row, (at, gap, some, least, c, own, out) in enumerate(together):
@@ -217,27 +218,26 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
         excess.baddbmm_(points.as_strided((TILES, some, p), (gap * p, p, 1), at * p), mine.mT, alpha=-1)
         signs = torch.bitwise_right_shift(excess.view(torch.int32), 31, out=size.view(torch.int32))
         out += signs.sum(1, dtype=torch.int32)
-        column, i, counted = _near(excess, torch.abs(excess, out=size), least, k - row * len(c))
+        torch.abs(excess, out=size)
+        nearest = size.amin(1).view(-1)[: k - row * len(c)].numpy()
+        if nearest.min() > least:
+            continue
+        column, i, counted = _near(excess.numpy(), size.numpy(), np.flatnonzero(~(nearest > least)), least)
         if (left := left - len(i)) < 0:
             return None
-        near.append(torch.stack([c[column], at + column // TILE * gap + i, counted]))
+        near.append(np.stack([c.numpy()[column], at + column // TILE * gap + i, counted]))
     above = torch.empty(k, dtype=torch.int32).index_copy_(0, order[:k], above.view(-1)[:k])
-    return above, torch.cat(near, dim=1), met
+    return above, torch.from_numpy(np.concatenate(near, axis=1)), met
 
 
-def _near(excess: Tensor, size: Tensor, least: float, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of the first k candidates and the points of their tiles, where |α − τ| (TILES, points, TILE) does not exceed what it must.
+def _near(excess: Array, size: Array, column: Array, least: float) -> tuple[Array, Array, Array]:
+    """Pairs of some candidates and the points of their tiles, where |α − τ| (TILES, points, TILE) does not exceed what it must.
 
-    Candidates, points and whether α − τ is not below 0, (pairs,) each.
+    Candidates, points and whether α − τ is not below 0, (pairs,) each. By NumPy, which is quicker to start.
     """
-    nearest = size.amin(1).view(-1)[:k]
-    if float(nearest.amin()) > least:
-        none = torch.zeros(0, dtype=torch.long)
-        return none, none, none
-    column = (~(nearest > least)).nonzero()[:, 0]
-    pair, i = (~(size[column // TILE, :, column % TILE] > least)).nonzero(as_tuple=True)
+    pair, i = np.nonzero(~(size[column // TILE, :, column % TILE] > least))
     column = column[pair]
-    return column, i, ~torch.signbit(excess[column // TILE, i, column % TILE])
+    return column, i, ~np.signbit(excess[column // TILE, i, column % TILE])
 
 
 def _limit(bag: Points, last: Tensor, tau: Tensor, rho: Tensor, length: Tensor, error: Tensor, eps: float) -> Tensor:
@@ -261,11 +261,7 @@ def _again(training: Training, bag: Points, X: Tensor, tau: Tensor, above: Tenso
     (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
     x, y = which // training.problem.n_classes, which % training.problem.n_classes
     half = training.factor.half(flat(training.problem.gradients(X[x], y)))
-    if training.inverse is None:
-        assert training.halved is not None
-        points = training.halved[bag.order[whom]]
-    else:
-        points = training.factor.half(flat(training.rows(bag.order[whom])))
+    points = training.half_rows(bag.order[whom])
     own = tau[c]
     excess = bag.b[i] - products(half, points, row, column) - own
     tolerance = bag.slack[i, None], training.rounding * own.abs()[:, None]

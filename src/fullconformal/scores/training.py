@@ -54,8 +54,12 @@ class Training:
         out = self.problem.X.new_empty(self.problem.n, self.problem.p)
         for start in range(0, len(out), PORTION):
             at = slice(start, start + PORTION)
-            out[at] = self.factor.half(flat(self.rows(at)))
+            out[at] = self.half_rows(at)
         return out
+
+    def half_rows(self, index: Tensor | slice) -> Tensor:
+        """L⁻¹g_i (k, p) of the training points at the given positions."""
+        return self.factor.half(flat(self.rows(index))) if self.kept_half is None else self.kept_half[index]
 
     @cached_property
     def error(self) -> Tensor | float:
