@@ -34,7 +34,7 @@ SEEDS = st.integers(0, 10**6)
 @pytest.fixture(autouse=True)
 def whatever_is_wasted(monkeypatch):
     """Candidates far apart are met all the same, and however many pairs are near."""
-    monkeypatch.setattr(tiles, "WASTE", (1e9, 0))
+    monkeypatch.setattr(tiles, "WASTE", (1e9, 0, 0))
     monkeypatch.setattr(tiles, "MOST", 1)
 
 
@@ -57,9 +57,19 @@ def prepared(name, seed, *, n=300, m=60, penalty=0.7, close=0):
     return kept(name, Problem(model, X, y, penalty)), Xt
 
 
+def of_class(training):
+    """Weights (n, C) with which a label is compared with the points that have it."""
+    return (training.problem.y[:, None] == torch.arange(training.problem.n_classes)).double()
+
+
 def same(training, X):
-    ours, double = tiled_counts(training, X), count_scores(direct, training, X, 1.0)
-    return np.array_equal(ours.greater, double.greater) and np.array_equal(ours.equal, double.equal)
+    """Of all points, and class by class."""
+    found = []
+    for by_class in (False, True):
+        weight = of_class(training) if by_class else None
+        ours, double = tiled_counts(training, X, by_class=by_class), count_scores(direct, training, X, 1.0, weight)
+        found.append(np.array_equal(ours.greater, double.greater) and np.array_equal(ours.equal, double.equal))
+    return all(found)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -304,7 +314,7 @@ def test_the_copy_in_single_precision_stays_behind():
     training, X = prepared("mlp", 0)
     before = len(pickle.dumps(training))
     expected = tiled_counts(training, X)
-    assert "single" in vars(training.sorted[Points, 1.0])
+    assert "single" in vars(training.sorted[Points, 1.0, None])
     held = training.halved.numel() * 4
     assert len(pickle.dumps(training)) < before + held / 2
     for other in (pickle.loads(pickle.dumps(training)), copy.deepcopy(training)):
@@ -325,7 +335,7 @@ def test_where_too_much_is_left_or_too_large_double_precision_must_do_it(monkeyp
 
 def test_candidates_too_far_apart_are_not_met_together(monkeypatch):
     training, X = prepared("logistic", 2, n=2000, m=20, penalty=5.0)
-    monkeypatch.setattr(tiles, "WASTE", (1, 0))
+    monkeypatch.setattr(tiles, "WASTE", (1, 0, 0))
     assert tiled_counts(training, X) is None
 
 
@@ -336,6 +346,11 @@ def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(mon
     assert not is_worth_it(solved, 10**4)
     two, _ = prepared("binary", 0)
     assert not is_worth_it(two, 10**4)
+    assert is_worth_it(training, 512, by_class=True) and not is_worth_it(training, 511, by_class=True)
+    missing = dataclasses.replace(
+        training, problem=Problem(training.problem.model, training.problem.X, two.problem.y, 1.0)
+    )
+    assert is_worth_it(missing, 512) and not is_worth_it(missing, 512, by_class=True)
     monkeypatch.setattr(tiles, "LARGE", training.problem.p - 1)
     assert not is_worth_it(training, 10**4)
 
@@ -344,16 +359,21 @@ def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(mon
     ("query", "weighted", "tiled"),
     [
         (Query(1.0, prune=True), False, True),
+        (Query(1.0, prune=True, class_conditional=True), of_class, True),
+        (Query(1.0, prune=True, class_conditional=True, points=np.ones(300)), of_class, False),
         (Query(1.0, prune="auto"), False, True),
         (Query(1.0, prune=False), False, False),
-        (Query(1.0, prune=True), True, False),
+        (Query(1.0, prune=True), lambda training: 1 + of_class(training), False),
         (Query(0.5, prune=True), False, False),
         (Query(1.0, "indirect", prune=True), False, False),
     ],
 )
-def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_without_weights(query, weighted, tiled, monkeypatch):
+def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_and_no_weights_but_those_of_classes(
+    query, weighted, tiled, monkeypatch
+):
+    monkeypatch.setattr(tiles, "FEW", 3)
     training, X = prepared("mlp", 0, m=200)
-    weight = 1 + (training.problem.y[:, None] == torch.arange(3)).double() if weighted else None
+    weight = weighted(training) if weighted else None
     expected = count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight)
     used, count = [], tiles.tiled_counts
     monkeypatch.setattr(tiles, "tiled_counts", lambda *a: used.append(1) or count(*a))
@@ -362,7 +382,8 @@ def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_without_weight
     assert bool(used) == tiled
 
 
-def test_many_objects_are_predicted_tile_by_tile(monkeypatch):
+@pytest.mark.parametrize("by_class", [False, True])
+def test_many_objects_are_predicted_tile_by_tile(by_class, monkeypatch):
     """And have the p-values that they have one by one, and without pruning."""
     monkeypatch.undo()
     X, y = make_classification(
@@ -371,10 +392,11 @@ def test_many_objects_are_predicted_tile_by_tile(monkeypatch):
     X, y, objects = X[:2000], y[:2000], np.concatenate([X[2000:], X[:20]])
     used, count = [], tiles.tiled_counts
     monkeypatch.setattr(tiles, "tiled_counts", lambda *a: used.append(count(*a)) or used[-1])
-    clf = FullConformalClassifier(method="influence", prune=True).fit(X, y)
+    options = {"method": "influence", "class_conditional": by_class}
+    clf = FullConformalClassifier(**options, prune=True).fit(X, y)
     p = clf.predict_p(objects)
     assert len(used) == 1 and used[0] is not None and used[0].touched < 0.5
-    assert np.array_equal(p, FullConformalClassifier(method="influence", prune=False).fit(X, y).predict_p(objects))
+    assert np.array_equal(p, FullConformalClassifier(**options, prune=False).fit(X, y).predict_p(objects))
     assert np.array_equal(p[-30:], clf.predict_p(objects[-30:])) and len(used) == 1
 
 
@@ -414,7 +436,7 @@ def test_half_solved_gradients_are_made_where_something_asks_for_them(name, monk
     training, X = prepared(name, 1, m=200)
     other = kept(name.split()[0], training.problem)
     assert influence_counts(training, X, None, Query(1.0)).touched < 1 and "halved" not in vars(training)
-    weight = 1 + (training.problem.y[:, None] == torch.arange(training.problem.n_classes)).double()
+    weight = 1 + of_class(training)
     for query, given_ in ((Query(0.3, prune=True), None), (Query(1.0, prune=True), weight)):
         ours, theirs = (influence_counts(t, X, given_, query) for t in (training, other))
         assert np.array_equal(ours.greater, theirs.greater) and np.array_equal(ours.equal, theirs.equal)

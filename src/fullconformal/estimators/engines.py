@@ -194,8 +194,9 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
             return few
         cheaper = False
     if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
-        if query.q == 1 and weight is None and tiles.is_worth_it(training, len(X)):
-            found = tiles.tiled_counts(training, X, query.progress)
+        by_class = query.class_conditional and query.points is None
+        if query.q == 1 and (weight is None or by_class) and tiles.is_worth_it(training, len(X), by_class):
+            found = tiles.tiled_counts(training, X, query.progress, by_class)
             if found is not None:
                 return found
         return pruned_counts(training, X, query.q, weight, query.progress)

@@ -45,8 +45,9 @@ POINTS = 512  # whose rows are laid out together
 MOST = 64  # one pair in so many may be formed again
 PAIR = 128  # bytes that such a pair takes
 FEW = 8  # tiles that must be filled
-# Products formed for one that is needed, at most: the first, and so many times that more as the second is of p.
-WASTE = 4, 256
+# Products formed for one that is needed, at most: the first, and so many times that more as the second is of p; and for a candidate, which
+# costs as much as the third in terms of products.
+WASTE = 4, 256, 2**18
 LARGE = 2**17  # parameters up to which p additions err by p·u
 
 
@@ -63,8 +64,8 @@ class Candidates(NamedTuple):
 class Points(Sorted):
     """Training points in the order of b, with the running maxima of the lengths of their rows."""
 
-    def __init__(self, training: Training, q: float):
-        super().__init__(training, q)
+    def __init__(self, training: Training, q: float, label: int | None = None):
+        super().__init__(training, q, label)
         self.training, self.length = training, self.sigma
         if training.inverse is not None and training.gradients is not None:
             self.length = squared_norms(training.gradients).sqrt()[self.order].cummax(0).values
@@ -81,13 +82,13 @@ class Points(Sorted):
             assert training.gradients is not None
             left, right = (part.float()[self.order] for part in training.gradients[0] if part is not None)
             return (left[:, :, None] * right[:, None, :]).flatten(1), self.b.float()
-        rows = torch.empty_like(half, dtype=torch.float32)
+        rows = torch.empty(len(self.b), half.shape[1], dtype=torch.float32)
         for at, out in zip(self.order.split(POINTS), rows.split(POINTS), strict=True):
             out.copy_(half.index_select(0, at))
         return rows, self.b.float()
 
 
-def is_worth_it(training: Training, m: int) -> bool:
+def is_worth_it(training: Training, m: int, by_class: bool = False) -> bool:
     """Whether what is kept of the points can be met tile by tile, and the candidates of m objects fill some tiles."""
     problem, like = training.problem, training.problem.X
     possible = (
@@ -96,27 +97,40 @@ def is_worth_it(training: Training, m: int) -> bool:
         and like.device.type == "cpu"
     )
     possible = possible and problem.p <= LARGE and single_is_whole()
-    return possible and problem.n_classes > 2 and m * problem.n_classes >= FEW * TILE
+    possible = possible and (not by_class or len(torch.unique(problem.y)) == problem.n_classes)
+    return possible and problem.n_classes > 2 and m * (1 if by_class else problem.n_classes) >= FEW * TILE
 
 
 @torch.no_grad()
-def tiled_counts(training: Training, X: Tensor, progress: Progress | None = None) -> Counts | None:
+def tiled_counts(
+    training: Training, X: Tensor, progress: Progress | None = None, by_class: bool = False
+) -> Counts | None:
     """Counts for the candidates of every x in X (m, ...), as `count_scores` gives them with the direct approximation for q = 1.
 
-    None where float64 must do it, or neighbours in the order of τ are too far apart to be met together.
+    By class, each label is compared with the points that have it. None where float64 must do it, or neighbours in the order of τ are too
+    far apart to be met together.
     """
-    problem, bag, roots = training.problem, Points.of(training, 1.0), _roots(training, len(X))
+    problem, roots = training.problem, _roots(training, len(X))
+    bags = [Points.of(training, 1.0, label) for label in (range(problem.n_classes) if by_class else [None])]
     counts, formed = torch.empty(2, len(X), problem.n_classes, dtype=torch.float64), 0
     step = max(1, training.memory // 16 // (8 * problem.n_classes * problem.p))
     for at in (slice(start, start + step) for start in range(0, len(X), step)):
         candidates = _candidates(training, roots, X[at])
-        largest = (1 + candidates.length.max()) * (1 + bag.length[-1]) + bag.b[-1].abs() + candidates.tau.max()
-        found = _count(bag, candidates, training.rounding, training.memory // 8) if float(largest) < HUGE else None
-        if found is None:
+        longest = 1 + max(float(bag.length[-1]) for bag in bags), 1 + float(candidates.length.max())
+        highest = max(float(bag.b[-1].abs()) for bag in bags) + float(candidates.tau.max())
+        if not longest[0] * longest[1] + highest < HUGE:
             return None
-        above, near, met = found
-        formed += met
-        counts[:, at] = _again(training, bag, X[at], candidates.tau, above, near).view(2, -1, problem.n_classes)
+        above, near = torch.empty_like(candidates.tau), []
+        for label, bag in enumerate(bags):
+            own = slice(label, None, len(bags))
+            part = _count(bag, Candidates(*(v[own] for v in candidates)), training.rounding, training.memory // 8)
+            if part is None:
+                return None
+            above[own], (c, i, counted), met = part
+            near.append(torch.stack([c * len(bags) + label, bag.order[i], counted]))
+            formed += met
+        found = _again(training, X[at], candidates.tau, above, torch.cat(near, dim=1))
+        counts[:, at] = found.view(2, -1, problem.n_classes)
         if progress is not None:
             progress(min(at.stop, len(X)), len(X))
     greater, equal = counts.numpy()
@@ -200,7 +214,7 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
     needed = k + int((high - low).sum())  # windows may be empty
     first, step, width = _ranges(low.amin(2), high.amax(2), n)
     met, widest = TILES * TILE * int(width.sum()), int(width.max())
-    if met > WASTE[0] * (1 + WASTE[1] / p) * needed or 8 * TILES * TILE * widest > room:
+    if met > WASTE[0] * (1 + WASTE[1] / p) * needed + k * WASTE[2] / p or 8 * TILES * TILE * widest > room:
         return None
     start = first[:, None] + step[:, None] * torch.arange(TILES)
     above = (n - start)[:, :, None].repeat(1, 1, TILE).int()
@@ -253,18 +267,18 @@ def _limit(bag: Points, last: Tensor, tau: Tensor, rho: Tensor, length: Tensor, 
     return 1.02 * (own + sum_ * bag.length[last] + gap * bag.sigma[last] + of_points)
 
 
-def _again(training: Training, bag: Points, X: Tensor, tau: Tensor, above: Tensor, near: Tensor) -> Tensor:
+def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tensor) -> Tensor:
     """Counts (2, k) for the candidates of X, with the pairs that are near formed in float64."""
-    counts, (c, i, counted) = torch.stack([above, torch.zeros_like(above)]).double(), near
+    counts, (c, i, counted) = torch.stack([above, torch.zeros_like(above)]), near
     if not len(c):
         return counts
     (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
     x, y = which // training.problem.n_classes, which % training.problem.n_classes
     half = training.factor.half(flat(training.problem.gradients(X[x], y)))
-    points = training.half_rows(bag.order[whom])
+    points = training.half_rows(whom)
     own = tau[c]
-    excess = bag.b[i] - products(half, points, row, column) - own
-    tolerance = bag.slack[i, None], training.rounding * own.abs()[:, None]
+    excess = (training.loss + training.self_influence)[i] - products(half, points, row, column) - own
+    tolerance = training.slack[i, None], training.rounding * own.abs()[:, None]
     greater, equal = pvalues.count(excess[:, None], 0.0, tolerance, axis=-1)
     counts[0].index_add_(0, c, (greater - counted).double())
     counts[1].index_add_(0, c, equal.double())

@@ -76,8 +76,8 @@ class Training:
         )
 
     @cached_property
-    def sorted(self) -> dict[tuple[type, float], object]:
-        """The points in the order of their scores, by q, as `windows` and `tiles` keep them."""
+    def sorted(self) -> dict[tuple[type, float, int | None], object]:
+        """The points in the order of their scores, by q and class, as `windows` and `tiles` keep them."""
         return {}
 
     @property

@@ -34,20 +34,25 @@ OBJECTS = 4096  # that pass together, at most
 class Sorted:
     """Training points in the order of b, with the running maxima of σ and of the rounding granted to their scores."""
 
-    def __init__(self, training: Training, q: float):
+    def __init__(self, training: Training, q: float, label: int | None = None):
+        """All points, or those of a class."""
         s = training.self_influence.clamp_min(0)
         self.b, self.order = torch.sort(training.loss + q * s, stable=True)
+        if label is not None:
+            own = training.problem.y[self.order] == label
+            self.b, self.order = self.b[own], self.order[own]
         self.slack = training.slack[self.order]
         self.sigma, self.granted = (
             v.cummax(0).values for v in ((s + training.error).sqrt()[self.order], 2 * self.slack)
         )
 
     @classmethod
-    def of(cls, training: Training, q: float) -> Self:
+    def of(cls, training: Training, q: float, label: int | None = None) -> Self:
         """The points as they were sorted when they were first asked for."""
-        if (cls, q) not in training.sorted:
-            training.sorted[cls, q] = cls(training, q)
-        bag = training.sorted[cls, q]
+        key = cls, q, label
+        if key not in training.sorted:
+            training.sorted[key] = cls(training, q, label)
+        bag = training.sorted[key]
         assert isinstance(bag, cls)
         return bag
 
