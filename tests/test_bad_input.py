@@ -435,8 +435,33 @@ def test_missing_values_reach_a_classifier_that_takes_them():
     assert clf.predict_p(holes[:8]).shape == (8, 3)
     clf = FullConformalClassifier(model, method="exact", scheme="ordinary").fit(holes[:8], Y[:8])
     assert clf.predict_p(holes[7:8]).shape == (1, 3)
-    with pytest.raises(ValueError, match="X contains NaN"):
+    with pytest.raises(ValueError, match="X holds NaN in object 0, column 1"):
         SplitConformalClassifier(LogisticRegression()).fit(holes, Y)
+
+
+FORMS = {
+    "array": (np.asarray, r"column 1 \(counted from 0\)"),
+    "table": (lambda X: pd.DataFrame(X, columns=list("abcd")), r"column 1 \(counted from 0\), 'b'"),
+    "table with NA": (lambda X: pd.DataFrame(X).astype("Float64"), r"column 1 \(counted from 0\), 1"),
+    "images": (lambda X: X.reshape(-1, 2, 2), r"place 0, 1 \(counted from 0\)"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("value", "kind", "remedy"),
+    [(np.nan, "NaN", "Impute missing values first"), (-np.inf, r"infinity \(-inf\)", "Look for a wrong unit")],
+)
+def test_values_that_are_not_finite_are_told_with_their_place(form, value, kind, remedy):
+    bad, (make, where) = X.copy(), FORMS[form]
+    bad[5, 1], bad[6, 0] = value, value
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) if form == "images" else LogisticRegression()
+    sentence = f"X holds {kind} in object 5, {where}; 2 such values in all. {remedy}"
+    with pytest.raises(ValueError, match=sentence):
+        SplitConformalClassifier(model).fit(make(bad), Y)
+    clf = SplitConformalClassifier(model, random_state=0).fit(make(X), Y)
+    with pytest.raises(ValueError, match=sentence):
+        clf.predict_p(make(bad))
 
 
 @pytest.mark.parametrize("curvature", ["ggn", "hessian", "Hessian"])

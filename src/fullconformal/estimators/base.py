@@ -20,7 +20,15 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 from torch import Tensor, bfloat16, nn
 
 from fullconformal import sets
-from fullconformal.estimators.checks import check_columns, check_names, labels, native, takes_missing, unmasked
+from fullconformal.estimators.checks import (
+    check_columns,
+    check_names,
+    labels,
+    native,
+    takes_missing,
+    unmasked,
+    validated,
+)
 from fullconformal.estimators.wrapping import split_pipeline
 
 Array = npt.NDArray[Any]
@@ -229,10 +237,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             check_columns(X)
             module = isinstance(final, nn.Module)
             # scikit-learn's wording asks for two dimensions; modules may take images.
-            out = validate_data(
-                self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, dtype="numeric",
-                ensure_all_finite="allow-nan" if takes_missing(final) else True,
-            )  # fmt: skip
+            missing = "allow-nan" if takes_missing(final) else True
+            out = validated(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing)
             return (native(out[0]), out[1]) if isinstance(out, tuple) else native(out)
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
 
 REMEDY = "Look for a wrong unit or a placeholder, scale that feature, or leave the object out."
 
@@ -120,6 +121,33 @@ def native(X: Any) -> Any:
 def place(at: list[int]) -> str:
     """Where in an object of X a value is, in words."""
     return f"{'column' if len(at) == 2 else 'place'} {', '.join(map(str, at[1:]))} (counted from 0)"
+
+
+def validated(clf: Any, X: Any, y: Any, **options: Any) -> Any:
+    """What scikit-learn's `validate_data` makes of X (n, ...) and y (n,), numbers; where X is not finite the error says where."""
+    try:
+        return validate_data(clf, X, y, dtype="numeric", **options)
+    except ValueError as error:
+        if not any(word in str(error) for word in ("NaN", "infinity")) or not (sentence := not_finite(X)):
+            raise
+        raise ValueError(sentence) from error
+
+
+def not_finite(X: Any) -> str:
+    """A sentence on the missing or infinite values of X (n, ...): how many, where the first is, what to do. Empty where there is none."""
+    try:
+        numbers = X.to_numpy(np.float64, na_value=np.nan) if hasattr(X, "iloc") else np.asarray(X, np.float64)
+    except (TypeError, ValueError):  # no numbers
+        return ""
+    bad = np.argwhere(~np.isfinite(numbers)).tolist()
+    if not bad:
+        return ""
+    missing = bool(np.isnan(value := numbers[tuple(bad[0])]))
+    name = f", {X.columns[bad[0][1]]!r}" if hasattr(X, "columns") else ""
+    count = f"{len(bad)} such value{'s' if len(bad) > 1 else ''} in all"
+    remedy = "Impute missing values first (SimpleImputer of scikit-learn's), or leave such objects out."
+    kind = "NaN" if missing else f"infinity ({value})"
+    return f"X holds {kind} in object {bad[0][0]}, {place(bad[0])}{name}; {count}. {remedy if missing else REMEDY}"
 
 
 def check_squares(X: Any, dtype: str) -> None:
