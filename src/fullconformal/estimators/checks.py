@@ -33,6 +33,8 @@ def labels(y: Any) -> Any:
     if y is None:  # of which scikit-learn tells
         return y
     y = unmasked("y", y)
+    if hasattr(y, "iloc") and y.ndim == 2 and y.shape[1] == 1:  # a table of one column
+        y = y.iloc[:, 0]
     if isinstance(y, np.ndarray) and not y.dtype.isnative:
         y = y.astype(y.dtype.newbyteorder("="))
     check_labels(y)

@@ -136,7 +136,9 @@ class FullOptions(ConformalClassifier):
             module = isinstance(split_pipeline(self.estimator)[1], nn.Module)
             return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
         try:
-            return torch.empty(0, device=self.device).device
+            probe = torch.zeros(1, device=self.device)
+            probe.item()  # which "meta" has none of
+            return probe.device
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"device={self.device!r} cannot be used here: {error}") from error
 
