@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,16 +15,17 @@ from sklearn.datasets import make_classification
 
 from fullconformal import FullConformalClassifier, load
 from fullconformal.curvature import linear
+from fullconformal.curvature.dense import factorise
 from fullconformal.curvature.linear import influence_error, linear_influences
-from fullconformal.estimators import engines
+from fullconformal.estimators import engines, shards
 from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
-from fullconformal.problem import Problem, Rows, in_contrasts, squared_norms
-from fullconformal.scores import tiles
+from fullconformal.problem import Problem, Rows, flat, in_contrasts, squared_norms
+from fullconformal.scores import pruned, tiles
 from fullconformal.scores import training as training_module
 from fullconformal.scores.base import all_scores, count_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.tiles import Points, is_worth_it, tiled_counts
-from fullconformal.scores.training import prepare
+from fullconformal.scores.training import Training, prepare
 
 U = 2.0**-24  # of float32
 INVERSE = "logistic by 𝓗⁻¹", "logistic in contrasts by 𝓗⁻¹"  # gradients are kept, and 𝓗⁻¹ in place of half-solves
@@ -155,24 +157,28 @@ def test_ranges_hold_what_is_needed_and_end_with_the_points(seed, n, rows, tiles
     assert ((later > low) | (later + (high - later).amax(1)[:, None] > n)).any(1).all()
 
 
-def bag_of(b, h):
-    """Points with scores b (n,) and half-solved gradients h (n, p), as they are sorted."""
-    training, _ = prepared("logistic", 0)
-    s = (h**2).sum(1)
-    return Points(dataclasses.replace(training, loss=b - s, self_influence=s, kept_half=h), 1.0)
+def bag_of(b, v, s=None):
+    """Points with scores b (n,) and rows v (n, p), as they are sorted: L⁻¹g_i, or gradients where they have self-influences s (n,)."""
+    kept_half, inverse = (v, None) if s is None else (None, torch.eye(v.shape[1], dtype=v.dtype))
+    s = (v**2).sum(1) if s is None else s
+    problem, factor = SimpleNamespace(n=len(v), p=v.shape[1], X=v), SimpleNamespace(accuracy=0.0)
+    rows = [Rows(v, torch.ones_like(v[:, :1]))]
+    known = b - s, s, torch.zeros_like(s)
+    return Points(Training(problem, factor, *known, rows, None, 2**28, kept_half, inverse), 1.0)
 
 
-def near_pairs(bag, tau, exact, half, error):
-    """How many pairs float32 leaves, of points and candidates with L⁻¹ĝ `exact` (k, p), known as `half` to within `error`.
+def near_pairs(bag, tau, exact, rows, error, rho=None):
+    """How many pairs float32 leaves, of points and candidates whose rows `exact` (k, p) are known as `rows` to within `error`.
 
-    What it decides is right.
+    What it decides is right. The candidates' ρ are the lengths of their rows where they are not given.
     """
-    rho = torch.linalg.vector_norm(exact, dim=1) + error
-    above, near, _ = tiles._count(bag, tiles.Candidates(tau, half, error, rho, rho), 1e-14, 2**28)
+    length = torch.linalg.vector_norm(exact, dim=1) + error
+    candidates = tiles.Candidates(tau, rows, error, length, length if rho is None else rho)
+    above, near, _ = tiles._count(bag, candidates, 1e-14, 2**28)
     left = torch.ones(len(tau), len(bag.b), dtype=torch.bool)
     left[near[0], near[1]] = False
-    # In double precision b − τ − h·ĥ errs by a few parts in 1e16 of its terms, and here it is larger, or left.
-    true = bag.b - tau[:, None] - exact @ bag.training.halved[bag.order].T
+    # In double precision b − τ − v·w errs by a few parts in 1e16 of its terms, and here it is larger, or left.
+    true = bag.b - tau[:, None] - exact @ flat(bag.training.gradients)[bag.order].T
     counted = above.long().index_add(0, near[0], -near[2])
     assert ((true > 0) & left).sum(1).equal(counted)
     assert near.shape[1] == (~left).sum()
@@ -208,6 +214,32 @@ def test_what_is_decided_is_right_however_close_it_is(size, off, seed, k, n):
         bag = bag_of(b * size**2, h * size)
         near = near_pairs(bag, tau * size**2, exact * size, (wrong * size).float(), error * size)
     assert near <= ties + 0.1 * n * k
+
+
+@given(seed=SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_gradients_that_are_long_where_the_curvature_is_large_lose_more_than_their_influences_tell(seed):
+    """|g||𝓗⁻¹ĝ| is hundreds of times σρ, and so is what float32 loses of their product; gradients are of many lengths."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    Q = torch.linalg.qr(normal(35, 35))[0]
+    M = (Q * torch.tensor([1.0, *[1e-6] * 34], dtype=torch.float64)) @ Q.T
+    g = normal(40, 35) * 10 ** normal(40, 1)
+    g -= (g @ Q[:, :1]) @ Q[:, :1].T * (1 - 1e-3)
+    ghat = normal(40, 1) * Q[:, 0]
+    W = (ghat @ M).float()  # as they are known: exactly
+    s, rho = ((g @ M) * g).sum(1), ((ghat @ M) * ghat).sum(1).sqrt() * (1 + 1e-6)
+    b, length = torch.rand(40, dtype=torch.float64, generator=generator), g.norm(dim=1) * W.norm(dim=1)
+    assert (length > 100 * s.sqrt() * rho).all()
+    tau = b - (g * W.double()).sum(1) + 0.1 * U * length * normal(40)
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in (("TILE", 4), ("TILES", 2)):
+            patch.setattr(tiles, constant, value)
+        near = near_pairs(bag_of(b, g, s), tau, W.double(), W, torch.full((40,), 1e-12, dtype=torch.float64), rho)
+    assert 20 < near < 800
 
 
 @given(seed=SEEDS)
@@ -444,24 +476,113 @@ def test_half_solved_gradients_are_made_where_something_asks_for_them(name, monk
     torch.testing.assert_close(training.self_influence, other.self_influence, rtol=1e-11, atol=0)
 
 
-def features(alike, n=2000, d=45, n_classes=4):
-    """Points of which one feature is another but for some noise."""
-    X, y = make_classification(n, d, n_informative=20, n_classes=n_classes, class_sep=0.7, random_state=0)
-    X[:, 1] = X[:, 0] + alike * X[:, 1]
-    return X, y
+def features(n=2000):
+    """Points of which some features are sums of others: nothing but the penalty tells those apart."""
+    return make_classification(n, 45, n_informative=20, n_classes=4, class_sep=0.7, random_state=0)
 
 
 def test_a_regression_keeps_gradients_and_the_inverse_unless_it_is_badly_conditioned():
     """Then self-influences would lose more digits to cancellation than half-solves do."""
-    for alike, l2, whether in ((1.0, 1e-3, True), (1e-4, 1e-13, False)):
-        training = FullConformalClassifier(method="influence", l2=l2).fit(*features(alike))._engine.training
+    for l2, whether in ((1e-3, True), (1e-6, False)):
+        training = FullConformalClassifier(method="influence", l2=l2).fit(*features())._engine.training
         assert (training.inverse is not None) == whether == (training.kept_half is None)
 
 
+def cancelling():
+    """A bag by 𝓗⁻¹ whose self-influences err by more than scores are granted otherwise: what the classes share is hardly penalised."""
+    training, _ = prepared("logistic by 𝓗⁻¹", 0, penalty=1e-6)
+    half_solved = (training.factor.half(flat(training.gradients)) ** 2).sum(1)
+    granted = training.slack - training.influence_slack
+    assert ((training.self_influence - half_solved).abs() > 2 * granted).sum() > 100
+    return training
+
+
+def own_ties(training):
+    """Whether each training point, as an object with its label, ties with itself."""
+    X, y = training.problem.X, training.problem.y
+    return count_scores(direct, training, X, 1.0).equal[np.arange(len(y)), y] >= 1
+
+
+@pytest.mark.parametrize("keep_solved", [True, False])
+def test_points_tie_with_themselves_wherever_their_self_influences_went(keep_solved, monkeypatch):
+    """To a shard, or into a file, and to a problem that keeps something else there: what they err by went along."""
+    training = cancelling()
+    again = prepare(training.problem, training.factor, 2**28, keep_solved, training.known)
+    assert again.inverse is None and own_ties(training).all() and own_ties(again).all()
+    lost = dataclasses.replace(again, influence_slack=torch.zeros_like(again.loss))
+    assert not own_ties(lost).all()
+    monkeypatch.setattr(training_module, "SMALL", 0)
+    monkeypatch.setattr(training_module, "ILL", 2.0**100)
+    problem = training.problem
+    common = shards.Common(problem.model, problem.penalty, problem.chunk, 2**28, training.factor)
+    part = shards.influence_part(common, shards.Shard(problem.X[:50], problem.y[:50]))
+    torch.testing.assert_close(torch.from_numpy(part), torch.stack(training.known)[:, :50], rtol=1e-6, atol=0)
+
+
+def test_bounds_are_of_self_influences_and_what_they_err_by():
+    training = cancelling()
+    bag = Points.of(training, 1.0)
+    assert (bag.sigma**2 >= (training.self_influence + training.influence_slack)[bag.order] * (1 - 1e-14)).all()
+    assert (training.slack > training.influence_slack).all()
+    blocks = pruned._Sorted(training, bag.order, 1.0, None)
+    assert (blocks.roots**2 >= (training.self_influence + training.influence_slack)[blocks.order] * (1 - 1e-14)).all()
+    assert same(training, training.problem.X[:60])
+
+
+def test_what_is_known_is_not_computed_again(monkeypatch):
+    training, _ = prepared("logistic by 𝓗⁻¹", 0)
+    monkeypatch.setattr(training_module, "SMALL", 0)
+    known = tuple(1 + part for part in training.known)
+    again = prepare(training.problem, training.factor, 2**28, False, known)
+    assert again.inverse is not None and all(map(torch.equal, again.known, known))
+
+
+def test_the_inverse_is_for_double_precision_and_enough_memory(monkeypatch):
+    training, _ = prepared("logistic by 𝓗⁻¹", 0)
+    monkeypatch.setattr(training_module, "SMALL", 0)
+    problem, p = training.problem, training.problem.p
+    for memory, whether in ((64 * p**2, True), (64 * p**2 - 1, False)):
+        lean = Problem(problem.model, problem.X[:3], problem.y[:3], 0.7)
+        assert (prepare(lean, training.factor, memory, False).inverse is not None) == whether
+    monkeypatch.setattr(training_module, "ILL", 2.0**100)
+    single = Problem(copy.deepcopy(problem.model).float(), problem.X.float(), problem.y, 0.7)
+    assert prepare(single, CURVATURES["ggn"]().factor(single), 2**28, False).inverse is None
+
+
+def test_the_inverse_is_for_whole_products(less_than_single, monkeypatch):
+    training, _ = prepared("logistic", 0)
+    monkeypatch.setattr(training_module, "SMALL", 0)
+    assert prepare(training.problem, training.factor, 2**28, False).inverse is None
+
+
+def test_there_is_no_inverse_of_some_parameters_only():
+    """Where idle ones are left out of the factor."""
+    H = torch.eye(200, dtype=torch.float64)
+    H[:150, :150] += 0.5
+    for matrix, whether in ((H, False), (H + 0.01, True)):
+        factor = factorise(matrix.clone(), 10**4, 0.0, 0.0, torch.float64)
+        assert (factor.inverse() is not None) == whether == (factor.order is None)
+    torch.testing.assert_close(factor.inverse(), torch.linalg.inv(H + 0.01), rtol=1e-12, atol=1e-14)
+
+
+def test_candidates_whose_influence_on_themselves_is_no_number_are_left_to_double_precision():
+    """A model that hardly learnt, and an object whose values are infinite in float32: nothing else of it is large."""
+    model, X, y, objects = draw("logistic", 0, n=300, m=60)
+    for q in model.parameters():
+        q.data *= 1e-40
+    training = kept("logistic by 𝓗⁻¹", Problem(model, X, y, 1e30))
+    objects[3] *= 1e39
+    candidates = tiles._candidates(training, tiles._roots(training, 10**4), objects)
+    assert candidates.length.max() < 1e12 and candidates.tau.max() < 2 and not candidates.rho.isfinite().all()
+    assert tiled_counts(training, objects) is None
+
+
 def test_a_predictor_read_again_keeps_the_inverse_too(tmp_path):
-    X, y = features(1.0, n=2200)
+    X, y = features(2200)
     clf = FullConformalClassifier(method="influence").fit(X[:2000], y[:2000])
     clf.save(tmp_path / "a.fcp")
     again = load(tmp_path / "a.fcp")
     assert np.array_equal(again.predict_p(X[2000:]), clf.predict_p(X[2000:]))
-    assert clf._engine.training.inverse is not None and again._engine.training.inverse is not None
+    before, after = clf._engine.training, again._engine.training
+    assert before.inverse is not None and after.inverse is not None
+    assert torch.equal(before.influence_slack, after.influence_slack)

@@ -5,6 +5,7 @@ Both are one product with the products of two inputs, of which there are i(i + 1
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 
 import numpy as np
@@ -78,7 +79,8 @@ def linear_influences(rows: Rows, inverse: Tensor) -> Tensor:
 
 def influence_error(rows: Rows, inverse: Tensor) -> Tensor:
     """Rounding granted to `linear_influences` (n,): that of terms whose sizes sum to no more than |g|² times the largest row sum of |M|."""
-    return 8 * torch.finfo(inverse.dtype).eps * inverse.abs().sum(1).max() * squared_norms([rows])
+    units = 8 + math.sqrt(len(inverse))
+    return units * torch.finfo(inverse.dtype).eps * inverse.abs().sum(1).max() * squared_norms([rows])
 
 
 def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
 from fullconformal.scores.single import is_worth_it, single_counts
-from fullconformal.scores.training import Training, prepare
+from fullconformal.scores.training import Known, Training, prepare
 from fullconformal.scores.windows import windowed_counts
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
@@ -206,7 +206,7 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
 
 
 def shard_counts(
-    problem: Problem, factor: Factor, memory: int, known: tuple[Tensor, Tensor], X: Tensor, weight: Tensor | None,
+    problem: Problem, factor: Factor, memory: int, known: Known, X: Tensor, weight: Tensor | None,
     query: Query,
 ) -> FloatArray:  # fmt: skip
     """Counts (2, m, C) of a shard of the training points, a problem of its own with losses and self-influences known."""

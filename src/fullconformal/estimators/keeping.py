@@ -44,6 +44,7 @@ def pack_influence(engine: Influence, _: Packer) -> Values:
         "factor": engine.curvature if isinstance(engine.curvature, CG) else training.factor,  # products are no numbers
         "loss": training.loss,
         "self_influence": training.self_influence,
+        "influence_slack": training.influence_slack,
         "keep_solved": training.solved is not None,
         "memory": training.memory,
         "name": engine.name,
@@ -59,7 +60,8 @@ def unpack_influence(values: Values, _: Unpacker) -> Influence:
     problem, factor, memory = engine.problem, values["factor"], expect(values["memory"], int)
     engine.curvature = factor if isinstance(factor, CG) else None
     factor = factor.factor(problem, memory // 4) if isinstance(factor, CG) else expect(factor, Factor)
-    known = values["loss"], values["self_influence"]
+    loss = values["loss"]
+    known = loss, values["self_influence"], values["influence_slack"]
     require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
     require(all(bool(part.isfinite().all()) for part in known), "losses")
     solved = factor.solve(problem.theta[None])

@@ -28,13 +28,13 @@ from fullconformal.pvalues import FloatArray
 from fullconformal.scores.base import Progress
 from fullconformal.scores.checkpoint import Parts, fingerprint
 from fullconformal.scores.tasks import Call, cluster, finished, workers
-from fullconformal.scores.training import Training, prepare
+from fullconformal.scores.training import Known, Training, prepare
 
 TASKS = 4  # a worker: who is done early takes another
 POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block
 LIGHT = 2**20  # bytes
-#: counts (2, m, C) of a sub-bag with its factor, memory and known (ℓ, s), for objects X (m, ...) and weights (n, C)
-Rule = Callable[[Problem, Factor, int, tuple[Tensor, Tensor], Tensor, Tensor | None], FloatArray]
+#: counts (2, m, C) of a sub-bag with its factor, memory and what is known, for objects X (m, ...) and weights (n, C)
+Rule = Callable[[Problem, Factor, int, Known, Tensor, Tensor | None], FloatArray]
 
 
 def say_nothing(sentence: str) -> None:
@@ -103,12 +103,11 @@ class Common(Cargo):
 
 @dataclass(frozen=True, eq=False)
 class Shard(Cargo):
-    """Some training points; their losses and self-influences (k,), and comparison weights (k, C), where known."""
+    """Some training points; what is known of them, ℓ, s and its slack (3, k), and comparison weights (k, C)."""
 
     X: Tensor
     y: Tensor
-    loss: Tensor | None = None
-    self_influence: Tensor | None = None
+    known: Tensor | None = None
     weight: Tensor | None = None
 
 
@@ -125,17 +124,17 @@ def curvature_part(curvature: DenseCurvature, common: Common, shard: Shard) -> F
 
 
 def influence_part(common: Common, shard: Shard) -> FloatArray:
-    """ℓ and s of a shard, (2, k)."""
+    """ℓ, s and its slack of a shard, (3, k)."""
     assert common.factor is not None
     training = prepare(common.problem(shard), common.factor, common.memory, keep_solved=False)
-    return np.asarray(torch.stack([training.loss, training.self_influence]).cpu().numpy())
+    return np.asarray(torch.stack(training.known).cpu().numpy())
 
 
 def count_part(rule: Rule, common: Common, shard: Shard, block: Block) -> FloatArray:
     """Counts (2, m, C) of a shard for a block of m objects."""
-    assert common.factor is not None and shard.loss is not None and shard.self_influence is not None
-    known = shard.loss, shard.self_influence
-    return rule(common.problem(shard), common.factor, common.memory, known, block.X, shard.weight)
+    assert common.factor is not None and shard.known is not None
+    loss, s, slack = shard.known
+    return rule(common.problem(shard), common.factor, common.memory, (loss, s, slack), block.X, shard.weight)
 
 
 # The work -------------------------------------------------------------------------------------------------------------
@@ -213,14 +212,14 @@ class Fit:
                 at += 1
         return curvature.factor_of(H, problem)
 
-    def influences(self, problem: Problem, factor: Factor, memory: int) -> tuple[Tensor, Tensor]:
-        """ℓ and s, (n,) each."""
+    def influences(self, problem: Problem, factor: Factor, memory: int) -> Known:
+        """ℓ, s and its slack, (n,) each."""
         common = Common(problem.model, problem.penalty, problem.chunk, memory, factor)
         shards = self.shards(problem, "influence")
         calls = {name: (influence_part, common, shard) for name, shard in shards.items()}
         found = dict(computed(calls, self.parts, self.work))
-        loss, self_influence = np.concatenate([found[name] for name in shards], axis=1)
-        return torch.as_tensor(loss).to(problem.X), torch.as_tensor(self_influence).to(problem.X)
+        loss, s, slack = torch.as_tensor(np.concatenate([found[name] for name in shards], axis=1)).to(problem.X)
+        return loss, s, slack
 
 
 def counts(
@@ -228,16 +227,15 @@ def counts(
 ) -> FloatArray:
     """Counts (2, m, C) of the training points above and tied with each candidate of the objects X (m, ...)."""
     problem, m = training.problem, len(X)
-    loss, s = training.loss, training.self_influence
-    digest = ""
+    known, digest = torch.stack(training.known), ""
     if work.checkpoint is not None:
-        seen = [problem.X, problem.y, problem.theta, loss, s, X, *([] if weight is None else [weight])]
+        seen = [problem.X, problem.y, problem.theta, known, X, *([] if weight is None else [weight])]
         digest = fingerprint(key, *map(array, seen))
     parts = work.parts(f"p-{digest[:16]}")
     header = parts.open({"fingerprint": digest, "what": "counts", **grid(training, X, workers(work.n_jobs, parts))})
     common = Common(problem.model, problem.penalty, problem.chunk, training.memory, training.factor)
     shards = [
-        Shard(problem.X[at], problem.y[at], loss[at], s[at], None if weight is None else weight[at])
+        Shard(problem.X[at], problem.y[at], known[:, at], None if weight is None else weight[at])
         for at in cut(problem.n, header["shards"])
     ]
     places = cut(m, header["blocks"])

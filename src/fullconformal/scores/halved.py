@@ -86,6 +86,7 @@ class _Pairs:
 
     def __init__(self, training: Training, s_hat: Tensor, loss: Tensor, q: float, weight: Tensor | None, error: float):
         self.s, self.rounding = training.self_influence.clamp_min(0), training.rounding
+        self.influence_slack = training.influence_slack
         self.b, self.slack, self.weight = training.loss + q * self.s, training.slack, weight
         self.n_classes, self.s_hat, loss = loss.shape[1], s_hat.flatten(), loss.flatten()
         self.tau = loss - (1 - q) * self.s_hat
@@ -96,7 +97,9 @@ class _Pairs:
     def bounded(self, at: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """b − τ, √(s ŝ), and what |b − τ| must exceed for k not to matter, (c, points)."""
         gap = self.b[points] - self.tau[at, None]
-        reach = self.s[points].sqrt() * self.s_hat[at, None].sqrt()  # roots first: products of small numbers underflow
+        reach = (self.s + self.influence_slack)[points].sqrt() * self.s_hat[
+            at, None
+        ].sqrt()  # roots first: products of small numbers underflow
         # What a product errs by, what is granted for that, and the rounding of the reach itself.
         far = reach * (1 + 3 * self.error)
         return gap, reach, far.add_(2 * self.slack[points]).add_(2 * self.own[at, None])

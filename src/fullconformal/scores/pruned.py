@@ -57,7 +57,8 @@ class _Sorted:
         self.order = torch.cat([points, points[-1:].expand(pad)]).view(-1, size)
         real = (torch.arange(n + pad, device=points.device) < n).view(-1, size)
         s = training.self_influence[self.order].clamp_min(0)
-        self.b, self.slack, self.roots = training.loss[self.order] + q * s, training.slack[self.order], s.sqrt()
+        self.b, self.slack = training.loss[self.order] + q * s, training.slack[self.order]
+        self.roots = (s + training.influence_slack[self.order]).sqrt()
         self.slack_max, self.root = self.slack.amax(1), self.roots.amax(1)
         self.low, self.high = self.b.amin(1) - 2 * self.slack_max, self.b.amax(1) + 2 * self.slack_max
         self.b[~real] = -torch.inf  # never counted

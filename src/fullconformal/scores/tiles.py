@@ -48,6 +48,7 @@ FEW = 8  # tiles that must be filled
 # Products formed for one that is needed, at most: the first, and so many times that more as the second is of p; and for a candidate, which
 # costs as much as the third in terms of products.
 WASTE = 4, 256, 2**18
+LOST = 2.0**-32  # of |𝓗⁻¹||ĝ|, in float64
 LARGE = 2**17  # parameters up to which p additions err by p·u
 
 
@@ -67,7 +68,8 @@ class Points(Sorted):
     def __init__(self, training: Training, q: float, label: int | None = None):
         super().__init__(training, q, label)
         self.training, self.length = training, self.sigma
-        if training.inverse is not None and training.gradients is not None:
+        if training.inverse is not None:
+            assert training.gradients is not None
             self.length = squared_norms(training.gradients).sqrt()[self.order].cummax(0).values
 
     def __getstate__(self) -> dict[str, object]:
@@ -78,13 +80,9 @@ class Points(Sorted):
     def single(self) -> tuple[Tensor, Tensor]:
         """Rows (n, p) and b (n,) in the order of b, in float32."""
         training, half = self.training, self.training.kept_half
-        if half is None:
-            assert training.gradients is not None
-            left, right = (part.float()[self.order] for part in training.gradients[0] if part is not None)
-            return (left[:, :, None] * right[:, None, :]).flatten(1), self.b.float()
-        rows = torch.empty(len(self.b), half.shape[1], dtype=torch.float32)
+        rows = torch.empty(len(self.b), training.problem.p, dtype=torch.float32)
         for at, out in zip(self.order.split(POINTS), rows.split(POINTS), strict=True):
-            out.copy_(half.index_select(0, at))
+            out.copy_(flat(training.rows(at)) if half is None else half.index_select(0, at))
         return rows, self.b.float()
 
 
@@ -117,7 +115,7 @@ def tiled_counts(
     for at in (slice(start, start + step) for start in range(0, len(X), step)):
         candidates = _candidates(training, roots, X[at])
         longest = 1 + max(float(bag.length[-1]) for bag in bags), 1 + float(candidates.length.max())
-        highest = max(float(bag.b[-1].abs()) for bag in bags) + float(candidates.tau.max())
+        highest = max(float(bag.b[-1].abs()) for bag in bags) + float((candidates.tau + candidates.rho).max())
         if not longest[0] * longest[1] + highest < HUGE:
             return None
         above, near = torch.empty_like(candidates.tau), []
@@ -171,11 +169,12 @@ def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidate
             rows[at] = half if training.inverse is None else training.factor.back(half.flatten(0, 1)).view_as(half)
     size = torch.linalg.vector_norm(rows, dim=2).double() * (1 + UNIT * problem.p) + vanished
     error = 1.01 * UNIT * (error if roots else size) + tiny
+    if training.inverse is not None:  # of which float64 loses more than of half-solves, but not much: see `training`
+        error += LOST * training.inverse.abs().sum(1).max() * squared_norms(ghat).sqrt()
     length = size + error
     rho = length if training.inverse is None else _own_influence(ghat[0], rows, size, error).sqrt()
-    return Candidates(
-        candidate_losses(logits).flatten(), rows.flatten(0, 1), *(v.flatten() for v in (error, length, rho))
-    )
+    numbers = (v.flatten() for v in (error, length, rho))
+    return Candidates(candidate_losses(logits).flatten(), rows.flatten(0, 1), *numbers)
 
 
 def _own_influence(ghat: Rows, rows: Tensor, size: Tensor, error: Tensor) -> Tensor:
@@ -184,7 +183,9 @@ def _own_influence(ghat: Rows, rows: Tensor, size: Tensor, error: Tensor) -> Ten
     assert a is not None  # there is no prefix
     met = torch.bmm(rows.view(len(a), -1, a.shape[1]), a.float()[:, :, None]).view_as(D)
     off = 1.01 * UNIT * (a.shape[1] + D.shape[2] + 8) * size + error
-    return (met * D).sum(2) + squared_norms([ghat]).sqrt() * off
+    vanished = rows.shape[2] * TINY * (1 + size) * (1 + torch.linalg.vector_norm(D, dim=2))
+    out: Tensor = (met * D).sum(2) + squared_norms([ghat]).sqrt() * off + vanished
+    return out
 
 
 def _ranges(low: Tensor, high: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,8 @@ PORTION = 1024  # points whose gradients are written out together on a CPU
 LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
 ILL = 2.0**-34  # of a score, that a self-influence may err by
 
+Known = tuple[Tensor, Tensor, Tensor]  # ℓ, s and what s may err by besides its own rounding, (n,) each
+
 
 @dataclass(frozen=True)
 class Training:
@@ -26,13 +28,17 @@ class Training:
     factor: Factor
     loss: Tensor
     self_influence: Tensor
+    influence_slack: Tensor  # what s_i may err by besides its own rounding, (n,)
     gradients: list[Rows] | None
     solved: list[Tensor] | None  # one (o, n, i) tensor a parameter block
     memory: int
     kept_half: Tensor | None = None  # L⁻¹g_i (n, p), kept for pruning
-    inverse: Tensor | None = (
-        None  # 𝓗⁻¹ (p, p) of a linear problem, where self-influences came from it and no L⁻¹g_i are kept
-    )
+    inverse: Tensor | None = None  # 𝓗⁻¹ (p, p) of a linear problem that keeps no L⁻¹g_i
+
+    @property
+    def known(self) -> Known:
+        """What need not be computed again."""
+        return self.loss, self.self_influence, self.influence_slack
 
     def rows(self, index: Tensor | slice) -> list[Rows]:
         """Gradients of the training points at the given positions."""
@@ -62,11 +68,6 @@ class Training:
         return self.factor.half(flat(self.rows(index))) if self.kept_half is None else self.kept_half[index]
 
     @cached_property
-    def error(self) -> Tensor | float:
-        """What s_i may err by (n,) besides its own rounding."""
-        return 0.0 if self.inverse is None or not self.gradients else influence_error(self.gradients[0], self.inverse)
-
-    @cached_property
     def halves(self) -> Halves | None:
         """What makes half-solved gradients where none are kept and the factor has a shorter way to them."""
         return (
@@ -83,7 +84,7 @@ class Training:
     @property
     def slack(self) -> Tensor:
         """Rounding error granted to each training point's score, (n,): that of its terms."""
-        return self.loss_rounding * self.loss.abs() + self.rounding * self.self_influence.abs() + self.error
+        return self.loss_rounding * self.loss.abs() + self.rounding * self.self_influence.abs() + self.influence_slack
 
     @property
     def loss_rounding(self) -> float:
@@ -116,12 +117,10 @@ def single_is_whole() -> bool:
     return precision in ("ieee", "none")
 
 
-def prepare(
-    problem: Problem, factor: Factor, memory: int, keep_solved: bool, known: tuple[Tensor, Tensor] | None = None
-) -> Training:
+def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, known: Known | None = None) -> Training:
     """One pass over the bag: losses, gradients and self-influences; 𝓗⁻¹g_i kept where asked and where it fits half the memory.
 
-    Losses and self-influences that are known already (a saved predictor's) are not computed again.
+    What is known already (of a saved predictor, of a shard) is not computed again.
     """
     n, p, size = problem.n, problem.p, problem.X.element_size()
     like = problem.X
@@ -130,10 +129,8 @@ def prepare(
     if not keep_solved and not keep_gradients:
         halves = factor.halves(problem, memory // 8)
         if halves is not None:
-            known = known or (
-                losses(problem.logits(like), problem.y),
-                halves.influences(like, problem.y[:, None])[:, 0],
-            )
+            s = halves.influences(like, problem.y[:, None])[:, 0] if known is None else known[1]
+            known = known or (losses(problem.logits(like), problem.y), s, torch.zeros_like(s))
             return Training(problem, factor, *known, None, None, memory)
     may_keep = not keep_solved and factor.has_half and n * p * size <= memory // 4
     if may_keep and keep_gradients and (by_inverse := _by_inverse(problem, factor, memory, known)) is not None:
@@ -166,15 +163,15 @@ def prepare(
                 U = factor.solved(kept)
                 for whole, b in zip(solved, problem.blocks, strict=True):
                     whole[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
-    loss, self_influence = known or (loss, self_influence)
-    all_rows = join(gradients) if keep_gradients else None
-    return Training(problem, factor, loss, self_influence, all_rows, solved, memory, halved)
+    known = known or (loss, self_influence, torch.zeros_like(loss))
+    return Training(problem, factor, *known, join(gradients) if keep_gradients else None, solved, memory, halved)
 
 
-def _by_inverse(problem: Problem, factor: Factor, memory: int, known: tuple[Tensor, Tensor] | None) -> Training | None:
+def _by_inverse(problem: Problem, factor: Factor, memory: int, known: Known | None) -> Training | None:
     """What is kept of a linear problem with several classes where gradients, which are short, and 𝓗⁻¹ do for `tiles`.
 
-    None where they do not, and where 𝓗 is so badly conditioned that self-influences would be told apart less well than by half-solves.
+    None where they do not, and where 𝓗 is so badly conditioned that 8u|𝓗⁻¹||g|² is some part of a score: float64 would lose more of
+    products with 𝓗⁻¹ than float32 does of sums.
     """
     possible = problem.is_linear and problem.n_classes > 2 and problem.p > SMALL and problem.p**2 <= memory // 64
     possible = possible and problem.X.dtype == torch.float64 and problem.X.device.type == "cpu" and single_is_whole()
@@ -182,6 +179,8 @@ def _by_inverse(problem: Problem, factor: Factor, memory: int, known: tuple[Tens
     if inverse is None:
         return None
     logits, rows = problem.logits_and_gradients(problem.X, problem.y)
-    known = known or (losses(logits, problem.y), linear_influences(rows[0], inverse).clamp_min_(0))
-    out = Training(problem, factor, *known, rows, None, memory, None, inverse)
-    return out if bool((out.error <= ILL * (out.loss + out.self_influence)).all()) else None
+    loss, slack = losses(logits, problem.y), influence_error(rows[0], inverse)
+    s = linear_influences(rows[0], inverse).clamp_min_(0) if known is None else known[1]
+    if not bool((slack <= ILL * (loss + s)).all()):
+        return None
+    return Training(problem, factor, *(known or (loss, s, slack)), rows, None, memory, None, inverse)

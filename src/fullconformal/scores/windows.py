@@ -43,7 +43,7 @@ class Sorted:
             self.b, self.order = self.b[own], self.order[own]
         self.slack = training.slack[self.order]
         self.sigma, self.granted = (
-            v.cummax(0).values for v in ((s + training.error).sqrt()[self.order], 2 * self.slack)
+            v.cummax(0).values for v in ((s + training.influence_slack).sqrt()[self.order], 2 * self.slack)
         )
 
     @classmethod
