@@ -17,7 +17,7 @@ from fullconformal import FullConformalClassifier, load
 from fullconformal.curvature import linear
 from fullconformal.curvature.dense import factorise
 from fullconformal.curvature.linear import influence_error, linear_influences
-from fullconformal.estimators import engines, shards
+from fullconformal.estimators import engines, keeping, shards
 from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
 from fullconformal.problem import Problem, Rows, flat, in_contrasts, squared_norms
 from fullconformal.scores import pruned, tiles
@@ -26,6 +26,7 @@ from fullconformal.scores.base import all_scores, count_scores
 from fullconformal.scores.direct import direct
 from fullconformal.scores.tiles import Points, is_worth_it, tiled_counts
 from fullconformal.scores.training import Training, prepare
+from fullconformal.storage import StorageError
 
 U = 2.0**-24  # of float32
 INVERSE = "logistic by 𝓗⁻¹", "logistic in contrasts by 𝓗⁻¹"  # gradients are kept, and 𝓗⁻¹ in place of half-solves
@@ -585,4 +586,13 @@ def test_a_predictor_read_again_keeps_the_inverse_too(tmp_path):
     assert np.array_equal(again.predict_p(X[2000:]), clf.predict_p(X[2000:]))
     before, after = clf._engine.training, again._engine.training
     assert before.inverse is not None and after.inverse is not None
-    assert torch.equal(before.influence_slack, after.influence_slack)
+    assert torch.equal(before.influence_slack, after.influence_slack) and (after.influence_slack > 0).all()
+
+
+def test_files_of_an_earlier_version_have_self_influences_without_slack():
+    engine = FullConformalClassifier(method="influence").fit(*features())._engine
+    values = keeping.pack_influence(engine, None)
+    del values["influence_slack"]
+    assert not keeping.unpack_influence(values, None).training.influence_slack.any()
+    with pytest.raises(StorageError, match="losses"):
+        keeping.unpack_influence({**values, "influence_slack": -values["loss"]}, None)

@@ -60,10 +60,11 @@ def unpack_influence(values: Values, _: Unpacker) -> Influence:
     problem, factor, memory = engine.problem, values["factor"], expect(values["memory"], int)
     engine.curvature = factor if isinstance(factor, CG) else None
     factor = factor.factor(problem, memory // 4) if isinstance(factor, CG) else expect(factor, Factor)
-    loss = values["loss"]
-    known = loss, values["self_influence"], values["influence_slack"]
+    loss = expect(values["loss"], Tensor)
+    # A file of an earlier version has half-solved self-influences, which err by no more than their rounding.
+    known = loss, values["self_influence"], values.get("influence_slack", torch.zeros_like(loss))
     require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
-    require(all(bool(part.isfinite().all()) for part in known), "losses")
+    require(all(bool(part.isfinite().all()) for part in known) and bool((known[2] >= 0).all()), "losses")
     solved = factor.solve(problem.theta[None])
     require(solved.shape == (1, problem.p) and bool(solved.isfinite().all()), "curvature")
     engine.training = prepare(problem, factor, memory, expect(values["keep_solved"], bool), known)
