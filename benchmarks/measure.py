@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +20,16 @@ def seconds(work: Callable[[], object], repeats: int = 1) -> float:
         work()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def worth_of_threads(size: int = 512) -> float:
+    """How much faster torch multiplies with its threads than with one: cores that are shared may be worth less than they are many."""
+    A, many = torch.randn(size, size, dtype=torch.float64), torch.get_num_threads()
+    together = seconds(lambda: A @ A, 5)
+    torch.set_num_threads(1)
+    alone = seconds(lambda: A @ A, 5)
+    torch.set_num_threads(many)
+    return alone / together
 
 
 def show(title: str, rows: Sequence[Sequence[str]], heads: Sequence[str]) -> None:

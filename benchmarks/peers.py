@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from crepes import WrapClassifier
 from mapie import classification as mapie
-from measure import console, seconds, show
+from measure import console, seconds, show, worth_of_threads
 from sklearn.datasets import load_digits, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold, train_test_split
@@ -130,7 +130,10 @@ def ten_thousand(n_classes: int) -> tuple[Any, Any, Any]:
 
 
 def cost() -> None:
-    """Fit and p-values of 1,000 objects; the same classifier for all three."""
+    """Fit and p-values of 1,000 objects; the same classifier for all three.
+
+    The last column says what the machine's threads were worth meanwhile, in threads: only ACP has use for more than one.
+    """
     models = {
         "Built-in logistic regression": (None, 12),
         "scikit-learn's logistic regression": (LogisticRegression(max_iter=500), 6),
@@ -149,8 +152,9 @@ def cost() -> None:
                 "split": SplitConformalClassifier(model, random_state=0),
                 "CV+": CVPlusClassifier(model, random_state=0),
             }
-            fit, predict = dict.fromkeys(methods, np.inf), dict.fromkeys(methods, np.inf)
+            fit, predict, worth = dict.fromkeys(methods, np.inf), dict.fromkeys(methods, np.inf), list[float]()
             for _ in range(repeats):  # in turns: all three meet the same noise
+                worth.append(worth_of_threads())
                 for kind, clf in (turn for turn in methods.items() for _ in range(3)):
                     fit[kind] = min(fit[kind], seconds(lambda clf=clf, X=X, y=y: clf.fit(X, y)))
                     # The first of a fit: what it keeps for those that follow is part of the cost.
@@ -159,8 +163,8 @@ def cost() -> None:
             total = {kind: fit[kind] + predict[kind] for kind in methods}
             parts = (f"{ms(fit[kind])} + {ms(predict[kind])}" for kind in methods)
             ratios = (f"{total['ACP'] / total['split']:.2f}×", f"{total['ACP'] / total['CV+']:.2f}×")
-            rows.append((label, *parts, *ratios))
-        heads = ("", *methods, "ACP / split", "ACP / CV+")
+            rows.append((label, *parts, *ratios, f"{np.median(worth):.1f}"))
+        heads = ("", *methods, "ACP / split", "ACP / CV+", "threads")
         show(f"{name}: fit + 1,000 objects (bars: 3× split, 1× CV+)", rows, heads)
 
 
