@@ -89,14 +89,12 @@ class Points(Sorted):
 def is_worth_it(training: Training, m: int, by_class: bool = False) -> bool:
     """Whether what is kept of the points can be met tile by tile, and the candidates of m objects fill some tiles."""
     problem, like = training.problem, training.problem.X
-    possible = (
-        (training.inverse is not None or training.kept_half is not None)
-        and like.dtype == torch.float64
-        and like.device.type == "cpu"
-    )
-    possible = possible and problem.p <= LARGE and single_is_whole()
-    possible = possible and (not by_class or len(torch.unique(problem.y)) == problem.n_classes)
-    return possible and problem.n_classes > 2 and m * (1 if by_class else problem.n_classes) >= FEW * TILE
+    kept = training.inverse is not None or training.kept_half is not None
+    possible = kept and like.dtype == torch.float64 and like.device.type == "cpu" and single_is_whole()
+    possible = possible and problem.n_classes > 2 and problem.p <= LARGE
+    if not by_class:
+        return possible and m * problem.n_classes >= FEW * TILE
+    return possible and m >= FEW * TILE and len(torch.unique(problem.y)) == problem.n_classes
 
 
 @torch.no_grad()
@@ -210,8 +208,8 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
     n, p = points.shape
     order = torch.argsort(candidates.tau)
     order = torch.cat([order, order[-1:].expand(-k % (TILES * TILE))])  # the last stands for those that are missing
-    tau, rho, length, error = (v[order] for v in (candidates.tau, candidates.rho, candidates.length, candidates.error))
-    low, high = (ends.view(-1, TILES, TILE) for ends in bag.window(tau, rho, eps))
+    tau = candidates.tau[order]
+    low, high = (ends.view(-1, TILES, TILE) for ends in bag.window(tau, candidates.rho[order], eps))
     needed = k + int((high - low).sum())  # windows may be empty
     first, step, width = _ranges(low.amin(2), high.amax(2), n)
     met, widest = TILES * TILE * int(width.sum()), int(width.max())
@@ -219,7 +217,7 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
         return None
     start = first[:, None] + step[:, None] * torch.arange(TILES)
     above = (n - start)[:, :, None].repeat(1, 1, TILE).int()
-    limit = _limit(bag, (start[:, -1] + width - 1).clamp_min_(0), tau, rho, length, error, eps)
+    limit = _limit(bag, (start[:, -1] + width - 1).clamp_min_(0), candidates, order, eps)
     rooms, rows = (torch.empty(size, dtype=torch.float32) for size in ((2, TILES * TILE * widest), (TILES * TILE, p)))
     near, left = [np.zeros((3, 0), dtype=np.int64)], min(n * k // MOST, room // PAIR)
     t = tau.float().view(-1, TILES, 1, TILE)
@@ -255,17 +253,14 @@ def _near(excess: Array, size: Array, column: Array, least: float) -> tuple[Arra
     return column, i, ~np.signbit(excess[column // TILE, i, column % TILE])
 
 
-def _limit(bag: Points, last: Tensor, tau: Tensor, rho: Tensor, length: Tensor, error: Tensor, eps: float) -> Tensor:
-    """What |α − τ| in float32 must exceed (rows,) to decide, for candidates (k,) in rows that meet no point after the last (rows,)."""
-    p = bag.single[0].shape[1]
-    own, sum_, gap = (
-        (2 * UNIT + eps) * tau.abs() + p * TINY * (1 + length),
-        UNIT * (p + 6) * length + error,
-        UNIT * (p + 2) * rho,
-    )
-    own, sum_, gap = (v.view(len(last), -1).amax(1) for v in (own, sum_, gap))
+def _limit(bag: Points, last: Tensor, candidates: Candidates, order: Tensor, eps: float) -> Tensor:
+    """What |α − τ| in float32 must exceed (rows,) to decide, for rows of candidates, as ordered, that meet no point after the last."""
+    p = candidates.rows.shape[1]
+    own = (2 * UNIT + eps) * candidates.tau.abs() + p * TINY * (1 + candidates.length)
+    product, gap = UNIT * (p + 6) * candidates.length + candidates.error, UNIT * (p + 2) * candidates.rho
+    own, product, gap = (v[order].view(len(last), -1).amax(1) for v in (own, product, gap))
     of_points = 2 * UNIT * bag.b[last].abs() + bag.granted[last]
-    return 1.02 * (own + sum_ * bag.length[last] + gap * bag.sigma[last] + of_points)
+    return 1.02 * (own + product * bag.length[last] + gap * bag.sigma[last] + of_points)
 
 
 def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tensor) -> Tensor:
