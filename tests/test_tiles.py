@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import pickle
 from types import SimpleNamespace
 
@@ -66,11 +67,14 @@ def of_class(training):
 
 
 def same(training, X):
-    """Of all points, and class by class."""
+    """Of all points and class by class, as they are and with weights, which are eighths: sums of them are exact."""
     found = []
-    for by_class in (False, True):
-        weight = of_class(training) if by_class else None
-        ours, double = tiled_counts(training, X, by_class=by_class), count_scores(direct, training, X, 1.0, weight)
+    weights = torch.randint(80, (training.problem.n,), generator=torch.Generator().manual_seed(0)) / 8.0
+    for by_class, points in itertools.product((False, True), (None, weights.double())):
+        weight = of_class(training) if by_class else None if points is None else torch.ones_like(of_class(training))
+        weight = weight if points is None else weight * points[:, None]
+        ours = tiled_counts(training, X, by_class=by_class, weight=points)
+        double = count_scores(direct, training, X, 1.0, weight)
         found.append(np.array_equal(ours.greater, double.greater) and np.array_equal(ours.equal, double.equal))
     return all(found)
 
@@ -109,7 +113,7 @@ def test_what_single_precision_cannot_tell_apart_is_formed_again(name, seed):
     training, _ = prepared(name, seed, close=20)
     X, pairs, again = training.problem.X[:20], [], tiles._again
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "_again", lambda *a: pairs.append(a[-1].shape[1]) or again(*a))
+        patch.setattr(tiles, "_again", lambda *a: pairs.append(a[4].shape[1]) or again(*a))
         assert same(training, torch.cat([X, X * (1 + 1e-9)]))
     assert sum(pairs) >= 40  # each with itself, at least
 
@@ -393,7 +397,8 @@ def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(mon
     [
         (Query(1.0, prune=True), False, True),
         (Query(1.0, prune=True, class_conditional=True), of_class, True),
-        (Query(1.0, prune=True, class_conditional=True, points=np.ones(300)), of_class, False),
+        (Query(1.0, prune=True, class_conditional=True, points=np.full(300, 2.0)), lambda t: 2 * of_class(t), True),
+        (Query(1.0, prune=True, points=np.full(300, 3.0)), lambda t: 3 + 0 * of_class(t), True),
         (Query(1.0, prune="auto"), False, True),
         (Query(1.0, prune=False), False, False),
         (Query(1.0, prune=True), lambda training: 1 + of_class(training), False),
@@ -401,7 +406,7 @@ def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(mon
         (Query(1.0, "indirect", prune=True), False, False),
     ],
 )
-def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_and_no_weights_but_those_of_classes(
+def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_and_weights_of_points_and_classes(
     query, weighted, tiled, monkeypatch
 ):
     monkeypatch.setattr(tiles, "FEW", 3)

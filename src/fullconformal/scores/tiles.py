@@ -99,12 +99,16 @@ def is_worth_it(training: Training, m: int, by_class: bool = False) -> bool:
 
 @torch.no_grad()
 def tiled_counts(
-    training: Training, X: Tensor, progress: Progress | None = None, by_class: bool = False
+    training: Training,
+    X: Tensor,
+    progress: Progress | None = None,
+    by_class: bool = False,
+    weight: Tensor | None = None,
 ) -> Counts | None:
     """Counts for the candidates of every x in X (m, ...), as `count_scores` gives them with the direct approximation for q = 1.
 
-    By class, each label is compared with the points that have it. None where float64 must do it, or neighbours in the order of τ are too
-    far apart to be met together.
+    By class, each label is compared with the points that have it; points may have weights (n,). None where float64 must do it, or
+    neighbours in the order of τ are too far apart to be met together.
     """
     problem, roots = training.problem, _roots(training, len(X))
     bags = [Points.of(training, 1.0, label) for label in (range(problem.n_classes) if by_class else [None])]
@@ -119,13 +123,14 @@ def tiled_counts(
         above, near = torch.empty_like(candidates.tau), []
         for label, bag in enumerate(bags):
             own = slice(label, None, len(bags))
-            part = _count(bag, Candidates(*(v[own] for v in candidates)), training.rounding, training.memory // 8)
+            mine, weights = Candidates(*(v[own] for v in candidates)), None if weight is None else weight[bag.order]
+            part = _count(bag, mine, training.rounding, training.memory // 8, weights)
             if part is None:
                 return None
             above[own], (c, i, counted), met = part
             near.append(torch.stack([c * len(bags) + label, bag.order[i], counted]))
             formed += met
-        found = _again(training, X[at], candidates.tau, above, torch.cat(near, dim=1))
+        found = _again(training, X[at], candidates.tau, above, torch.cat(near, dim=1), weight)
         counts[:, at] = found.view(2, -1, problem.n_classes)
         if progress is not None:
             progress(min(at.stop, len(X)), len(X))
@@ -198,11 +203,13 @@ def _ranges(low: Tensor, high: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
     return first, step, width
 
 
-def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[Tensor, Tensor, int] | None:
-    """Points above candidates (k,), as float32 has it; pairs that are near; the number of pairs that met.
+def _count(
+    bag: Points, candidates: Candidates, eps: float, room: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor, int] | None:
+    """Points above candidates (k,), or their weight, as float32 has it; pairs that are near; the number of pairs that met.
 
-    Near pairs are candidates, points in the order of b, and whether these are counted, (3, pairs). None where they are too many, or those
-    that must meet, or either for some bytes of room.
+    Weights (n,) are in the order of b. Near pairs are candidates, points in the order of b, and whether these are counted, (3, pairs).
+    None where they are too many, or those that must meet, or either for some bytes of room.
     """
     (points, b), k = bag.single, len(candidates.tau)
     n, p = points.shape
@@ -216,7 +223,8 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
     if met > WASTE[0] * (1 + WASTE[1] / p) * needed + k * WASTE[2] / p or 8 * TILES * TILE * widest > room:
         return None
     start = first[:, None] + step[:, None] * torch.arange(TILES)
-    above = (n - start)[:, :, None].repeat(1, 1, TILE).int()
+    beyond = n - start if weight is None else torch.cat([weight, weight.new_zeros(1)]).flip(0).cumsum(0).flip(0)[start]
+    above = beyond[:, :, None].repeat(1, 1, TILE).to(torch.int32 if weight is None else torch.float64)
     limit = _limit(bag, (start[:, -1] + width - 1).clamp_min_(0), candidates, order, eps)
     rooms, rows = (torch.empty(size, dtype=torch.float32) for size in ((2, TILES * TILE * widest), (TILES * TILE, p)))
     near, left = [np.zeros((3, 0), dtype=np.int64)], min(n * k // MOST, room // PAIR)
@@ -230,7 +238,10 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
         mine = torch.index_select(candidates.rows, 0, c, out=rows).view(TILES, TILE, p)
         excess.baddbmm_(points.as_strided((TILES, some, p), (gap * p, p, 1), at * p), mine.mT, alpha=-1)
         signs = torch.bitwise_right_shift(excess.view(torch.int32), 31, out=size.view(torch.int32))
-        out += signs.sum(1, dtype=torch.int32)
+        if weight is None:
+            out += signs.sum(1, dtype=torch.int32)
+        else:  # −1 for points below
+            out += (weight.as_strided((TILES, 1, some), (gap, 1, 1), at) @ signs.double())[:, 0]
         torch.abs(excess, out=size)
         nearest = size.amin(1).view(-1)[: k - row * len(c)].numpy()
         if nearest.min() > least:
@@ -239,7 +250,7 @@ def _count(bag: Points, candidates: Candidates, eps: float, room: int) -> tuple[
         if (left := left - len(i)) < 0:
             return None
         near.append(np.stack([c.numpy()[column], at + column // TILE * gap + i, counted]))
-    above = torch.empty(k, dtype=torch.int32).index_copy_(0, order[:k], above.view(-1)[:k])
+    above = torch.empty(k, dtype=above.dtype).index_copy_(0, order[:k], above.view(-1)[:k])
     return above, torch.from_numpy(np.concatenate(near, axis=1)), met
 
 
@@ -263,8 +274,8 @@ def _limit(bag: Points, last: Tensor, candidates: Candidates, order: Tensor, eps
     return 1.02 * (own + product * bag.length[last] + gap * bag.sigma[last] + of_points)
 
 
-def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tensor) -> Tensor:
-    """Counts (2, k) for the candidates of X, with the pairs that are near formed in float64."""
+def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tensor, weight: Tensor | None) -> Tensor:
+    """Counts (2, k) for the candidates of X, with the pairs that are near formed in float64; points may have weights (n,)."""
     counts, (c, i, counted) = torch.stack([above, torch.zeros_like(above)]), near
     if not len(c):
         return counts
@@ -276,6 +287,7 @@ def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tens
     excess = (training.loss + training.self_influence)[i] - products(half, points, row, column) - own
     tolerance = training.slack[i, None], training.rounding * own.abs()[:, None]
     greater, equal = pvalues.count(excess[:, None], 0.0, tolerance, axis=-1)
-    counts[0].index_add_(0, c, (greater - counted).double())
-    counts[1].index_add_(0, c, equal.double())
+    each = torch.ones_like(own) if weight is None else weight[i]
+    counts[0].index_add_(0, c, (greater - counted) * each)
+    counts[1].index_add_(0, c, equal * each)
     return counts
