@@ -4,6 +4,7 @@ import copy
 import warnings
 from functools import partial
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,6 +30,7 @@ from fullconformal.curvature import GGN, CurvatureError
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.models import mlp
 from fullconformal.models.fitting import NotFinite
+from fullconformal.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 RNG = np.random.default_rng(0)
@@ -649,3 +651,55 @@ def test_a_backbone_that_does_not_take_x_is_told_of():
     net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(18, 3))
     with pytest.raises(ValueError, match=r"estimator does not take X of shape \(40, 4\)"):
         FullConformalClassifier(net, head="auto", prefit=True).fit(X, Y)
+
+
+SCALED = make_pipeline(StandardScaler(), LogisticRegression())
+
+
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+def test_one_object_given_to_a_pipeline_is_told_from_a_table(make):
+    clf = make(SCALED, random_state=0).fit(X, Y)
+    for one in (X[0], pd.DataFrame(X).iloc[0]):
+        with pytest.raises(ValueError, match=r"X has shape \(4,\), and a matrix \(objects, 4 columns\) is meant"):
+            clf.predict_p(one)
+    assert clf.predict_p(X[0].reshape(1, -1)).shape == clf.predict_p(pd.DataFrame(X).iloc[[0]].to_numpy()).shape
+
+
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+@pytest.mark.parametrize("none", [X[:0], pd.DataFrame(X)[:0], []])
+def test_no_objects_for_a_pipeline(make, none):
+    with pytest.raises(ValueError, match="X has no objects"):
+        make(SCALED).fit(none, Y[:0])
+    with pytest.raises(ValueError, match="X has no objects"):
+        make(SCALED, random_state=0).fit(X, Y).predict_p(none)
+
+
+def test_a_report_needs_a_fit(tmp_path):
+    with pytest.raises(NotFittedError):
+        FullConformalClassifier().report(X, Y, tmp_path / "it.html")
+
+
+def test_other_classifiers_are_sent_to_methods_that_take_them():
+    with pytest.raises(TypeError, match="works with SplitConformalClassifier and CVPlusClassifier"):
+        FullConformalClassifier(RandomForestClassifier()).fit(X, Y)
+
+
+def test_classifiers_that_files_do_not_know_have_another_way(tmp_path):
+    clf = SplitConformalClassifier(RandomForestClassifier(3), random_state=0).fit(X, Y)
+    with pytest.raises(StorageError, match=r"RandomForestClassifier cannot be saved; .*a pickle keeps any classifier"):
+        clf.save(tmp_path / "it")
+    joblib.dump(clf, tmp_path / "it.joblib")
+    assert np.array_equal(joblib.load(tmp_path / "it.joblib").predict_p(X), clf.predict_p(X))
+
+
+@pytest.mark.filterwarnings("default::fullconformal.ConformalWarning")
+def test_a_fit_tells_of_a_level_that_its_points_do_not_reach():
+    """The classifier's own level too, of all points or of the smallest class."""
+    with pytest.warns(ConformalWarning, match=r"confidence_level=0.9 needs more than the 5 training points there are"):
+        FullConformalClassifier().fit(X[:5], Y[:5])
+    rare = np.r_[np.zeros(38, dtype=int), 1, 1]
+    with pytest.warns(ConformalWarning, match=r"more than the 2 training points of class 1 there are"):
+        FullConformalClassifier(class_conditional=True).fit(X, rare)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConformalWarning)
+        FullConformalClassifier(l2=1.0).fit(X, rare)

@@ -164,6 +164,11 @@ def test_report_writes_a_page_about_labelled_rows(people, tmp_path):
     assert "the target 'income' is no column" in refused("report", people / "model", tmp_path / "no target.csv")
     new.assign(income=["none", "low"] * 50).to_csv(tmp_path / "odd.csv", index=False)
     assert "does not know: ['none']" in refused("report", people / "model", tmp_path / "odd.csv")
+    new.assign(income=new["income"].where(new.index > 2)).to_csv(tmp_path / "holes.csv", index=False)
+    holes = people / "model", tmp_path / "holes.csv", "-o", tmp_path / "page.html"
+    assert "missing in 3 of 100 rows; leave these rows out (--drop-missing)" in refused("report", *holes)
+    result = ok("report", *holes, "--drop-missing")
+    assert "97 rows in" in result.stdout and "3 rows without 'income' were left out" in result.stderr
     assert "does not exist" in refused(
         "report", people / "model", people / "new.csv", "-o", tmp_path / "no" / "page.html"
     )
@@ -218,6 +223,23 @@ def test_bad_tables_are_one_line_and_exit_code_two(people, tmp_path):
         assert line.startswith("error: ") and message in line
     assert not out.exists()
     assert "1 rows without 'y' were left out" in ok("fit", holes, "--target", "y", "-o", out, "--drop-missing").stderr
+
+
+def test_numbers_with_a_few_words_among_them_are_told_of(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"lab": rng.integers(60, size=200).astype(str), "code": rng.integers(5, size=200).astype(str)})
+    table["y"] = rng.choice(["a", "b"], 200)
+    table.loc[3, ["lab", "code"]] = "<5"
+    for bad, told in ((["<5"], "'<5'"), (["<5", "high"], "'<5', 'high'")):
+        table.loc[[3, 7][: len(bad)], "lab"] = bad
+        table.to_csv(tmp_path / "it.csv", index=False)
+        notes = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stderr
+        assert f"'lab' is taken for a category, since it holds {told} beside numbers" in notes and "'code'" not in notes
+    table["lab"] = rng.normal(size=200).astype(str)
+    table.loc[3, "lab"] = "<5"
+    table.to_csv(tmp_path / "it.csv", index=False)
+    refusal = refused("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model")
+    assert "holds 200 different texts in 200 rows, numbers but for '<5': mend or empty these cells" in refusal
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(people, tmp_path):

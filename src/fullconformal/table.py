@@ -18,6 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 PARQUET = (".parquet", ".pq")
 LARGEST = 1e150  # numbers whose squares, and sums of many of them, are finite
+SEVERAL = 10  # different numbers that are a quantity rather than codes
 FEW = 100  # distinct words that any column may have, and categories that get a column of their own
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
 
@@ -107,7 +108,11 @@ class Schema:
             elif is_number(column):
                 numbers.append(str(name))
             elif why := no_categories(column):
-                refused[str(name)] = why
+                words = strays(column)
+                mend = (
+                    f", numbers but for {listed(words)}: mend or empty these cells if it is a quantity" if words else ""
+                )
+                refused[str(name)] = why + mend
             else:
                 categories.append(str(name))
         if refused:  # all at once, so that one more try will do
@@ -214,6 +219,14 @@ def no_categories(column: pd.Series) -> str:
     if many and as_words(column).dropna().str.fullmatch(r"\s*[+-]?\d+,\d+\s*").all():
         return "numbers with commas in them (write points instead)"
     return f"{distinct:,} different texts in {len(column):,} rows" if many else ""
+
+
+def strays(column: pd.Series) -> list[str]:
+    """The words of a column that is numbers but for a few of its cells, such as "<5"; none of other columns."""
+    given = column.dropna()
+    bad = given[pd.to_numeric(given, errors="coerce").isna()]
+    mostly = 0 < len(bad) <= len(given) / 20 and given.nunique() - bad.nunique() > SEVERAL
+    return sorted(map(str, bad.unique())) if mostly else []
 
 
 def is_number(column: pd.Series) -> bool:

@@ -111,24 +111,36 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
             frame.to_csv(part, index=False, float_format="%.6g")
 
 
-def read_training(
-    path: Path, target: str, drop: tuple[str, ...], drop_missing: bool, quiet: bool
-) -> tuple[Schema, Any, Any]:
-    """Schema, objects and labels of a training table; what was done to it is told."""
-    from fullconformal.table import Schema, TableError, check_name, listed, read_table
+def without_missing(frame: pd.DataFrame, target: str, drop_missing: bool, quiet: bool) -> pd.DataFrame:
+    """The rows that have a target, where the others are to be left out, which is told."""
+    from fullconformal.table import TableError
 
-    frame = read_table(path)
-    check_name(frame, target, "--target")
     missing = int(frame[target].isna().sum())
     if drop_missing and missing:
         frame = frame[frame[target].notna()].reset_index(drop=True)
         note(f"{missing:,} rows without {target!r} were left out.", quiet)
     if frame.empty:
         raise TableError(f"the target {target!r} is missing in all rows.")
+    return frame
+
+
+def read_training(
+    path: Path, target: str, drop: tuple[str, ...], drop_missing: bool, quiet: bool
+) -> tuple[Schema, Any, Any]:
+    """Schema, objects and labels of a training table; what was done to it is told."""
+    from fullconformal.table import Schema, TableError, check_name, listed, read_table, strays
+
+    frame = read_table(path)
+    check_name(frame, target, "--target")
+    frame = without_missing(frame, target, drop_missing, quiet)
     schema = Schema.of(frame, target, drop)
     y = schema.labels(frame)
     if len(set(y.tolist())) < 2:
         raise TableError(f"the target {target!r} has one class only, {y.tolist()[0]!r}; there is nothing to predict.")
+    for name in schema.categories:
+        if words := strays(frame[name]):
+            told = f"{name!r} is taken for a category, since it holds {listed(words)} beside numbers"
+            note(f"{told}; mend or empty these cells if it is a quantity.", quiet)
     silent = [name for name in schema.left_out if name not in drop]
     if silent:
         note(f"left out, being empty or row numbers: {listed(silent)}.", quiet)

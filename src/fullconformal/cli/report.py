@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from fullconformal.cli.common import Talk, bytes_in_words, check_output, quiet_option
+from fullconformal.cli.common import (
+    Talk,
+    bytes_in_words,
+    check_output,
+    missing_option,
+    quiet_option,
+    without_missing,
+)
 
 
 @click.command()
@@ -17,8 +24,11 @@ from fullconformal.cli.common import Talk, bytes_in_words, check_output, quiet_o
 @click.option("--title", default=None, help="The page's title; by default it names the two files.")
 @click.option("--model", default=None, metavar="MODULE:FACTORY",
               help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@missing_option
 @quiet_option
-def report(predictor: Path, table: Path, out: Path, title: str | None, model: str | None, quiet: bool) -> None:
+def report(
+    predictor: Path, table: Path, out: Path, title: str | None, model: str | None, drop_missing: bool, quiet: bool
+) -> None:
     """Write one HTML page about the sets of the saved PREDICTOR for the labelled rows of TABLE (CSV or Parquet).
 
     The rows should be others than those it was fitted on.
@@ -34,6 +44,7 @@ def report(predictor: Path, table: Path, out: Path, title: str | None, model: st
     schema = schema_of(predictor, notes)
     frame = read_table(table, words=words_of(schema, clf.classes_))
     check_name(frame, schema.target, "the target")
+    frame = without_missing(frame, schema.target, drop_missing, quiet)
     X, y = schema.objects(frame), schema.labels(frame)
     unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))
     if unknown:

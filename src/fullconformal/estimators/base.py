@@ -23,6 +23,7 @@ from fullconformal import sets
 from fullconformal.estimators.checks import (
     check_columns,
     check_names,
+    check_rows,
     labels,
     native,
     takes_missing,
@@ -163,6 +164,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         from fullconformal.report.page import check_folder, write_report
 
+        check_is_fitted(self)
         check_folder(path)
         others = dict(others or {})
         if _num_samples(X) != len(y):
@@ -240,6 +242,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             missing = "allow-nan" if takes_missing(final) else True
             out = validated(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing)
             return (native(out[0]), out[1]) if isinstance(out, tuple) else native(out)
+        check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):
             return out

@@ -77,6 +77,17 @@ def check_names(X: Any) -> None:
         )
 
 
+def check_rows(X: Any, width: int) -> None:
+    """Raise where X has no objects, or is one where a matrix of some width is meant: a Pipeline's transformers say less."""
+    if getattr(X, "shape", (1,))[:1] == (0,) or (isinstance(X, list) and not X):
+        raise ValueError("X has no objects; give at least one.")
+    if width and len(shape := getattr(X, "shape", (0, 0))) == 1:
+        raise ValueError(
+            f"X has shape {shape}, and a matrix (objects, {width} columns) is meant; of one object give X.reshape(1, -1), "
+            "of a table's row table.iloc[[i]]."
+        )
+
+
 def check_columns(X: Any) -> None:
     """Raise where a DataFrame, which no Pipeline encodes, has columns that are no numbers; or an array holds dates."""
     if getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):

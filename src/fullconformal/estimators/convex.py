@@ -24,7 +24,7 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
 
     A candidate has Hessians and inverses, products of matrices, and for every point K × K matrices: those are passed through a few
     dozen times, and multiplied and factorised a few times. The coefficients were fitted to measured times from 2 to 100 classes,
-    which they meet within a factor of two.
+    which they meet within a factor of two; where the fit with a candidate takes many steps (features not scaled) it may be four.
     """
     K = n_classes - 1
     pairs = n * K * (K + 1) / 2

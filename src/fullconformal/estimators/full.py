@@ -180,6 +180,7 @@ class FullConformalClassifier(FullOptions):
         told = [self._caveat] if self._engine.valid else self._engine.warnings
         if any(told):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
+        self._check_reachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
     # Prediction -------------------------------------------------------------------------------------------------------

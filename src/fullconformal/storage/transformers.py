@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.values import Kind, Packer, Unpacker, among, expect
@@ -44,10 +44,10 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     """Class, parameters and fitted attributes of an estimator."""
     cls = type(estimator)
     if not known(cls):
-        raise StorageError(
-            f"{cls.__module__}.{cls.__qualname__} cannot be saved; use one of {', '.join(sorted(HOMES))}, or apply it to the data "
-            "outside the predictor."
-        )
+        other = f"use one of {', '.join(sorted(HOMES))}, or apply it to the data outside the predictor"
+        if is_classifier(estimator):
+            other = "these files hold numbers and no programs; a pickle keeps any classifier, for those who trust it"
+        raise StorageError(f"{cls.__module__}.{cls.__qualname__} cannot be saved; {other}.")
     params = estimator.get_params(deep=False)
     if "memory" in params:
         params["memory"] = None  # a cache of this machine
