@@ -242,6 +242,21 @@ def test_numbers_with_a_few_words_among_them_are_told_of(tmp_path):
     assert "holds 200 different texts in 200 rows, numbers but for '<5': mend or empty these cells" in refusal
 
 
+def test_spaces_around_labels_are_no_part_of_them(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": rng.normal(size=60), "y": ["home", "home ", " ward"] * 20})
+    table.loc[5, "y"] = "  "
+    table.to_csv(tmp_path / "it.csv", index=False)
+    assert "missing in 1 of 60 rows" in refused("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model")
+    ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model", "--drop-missing")
+    assert fullconformal.load(tmp_path / "model").classes_.tolist() == ["home", "ward"]
+
+
+def test_a_table_separated_by_bars_is_named(tmp_path):
+    (tmp_path / "it.csv").write_text("a|b\n1|2\n")
+    assert "separates its columns by '|'" in refused("fit", tmp_path / "it.csv", "--target", "b", "-o", tmp_path / "m")
+
+
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(people, tmp_path):
     start = time.perf_counter()
     assert "does not exist" in refused("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "no" / "m")

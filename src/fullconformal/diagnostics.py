@@ -9,6 +9,8 @@ import torch
 
 from fullconformal.scores.training import Training
 
+PENALTY = "raise l2 (of scikit-learn's models: alpha, or lower C)"
+
 
 @dataclass(frozen=True)
 class Diagnostics:
@@ -71,8 +73,8 @@ class Diagnostics:
         if self.damping_chosen and self.damping > 0:
             other = "use curvature='ggn', " if self.curvature.lower() == "hessian" else ""
             out.append(
-                f"the {self.curvature} is not positive definite and was damped by {self.damping:.2g}; {other}raise l2 (of scikit-learn's "
-                "models: alpha, or lower C), or give a damping of your own"
+                f"the {self.curvature} is not positive definite and was damped by {self.damping:.2g}; {other}{PENALTY}, or give a damping "
+                "of your own"
             )
         if self.held:
             out.append(
@@ -87,12 +89,13 @@ class Diagnostics:
         if self.n_parameters > 0.1 * self.n_points:
             out.append(
                 f"{self.n_parameters} parameters for {self.n_points} points: approximate p-values may be too small here; "
-                "raise l2, use fewer parameters (curvature='last_layer'), or check the coverage on held-out points"
+                f"{PENALTY}, use fewer parameters (of networks curvature='last_layer'), or check the coverage on held-out points; "
+                "of logistic regressions method='symmetric' is exactly valid"
             )
         if self.largest_leverage > 0.5:
             out.append(
                 f"the largest leverage is {self.largest_leverage:.2f}: some points decide their own prediction, and removing "
-                "them is beyond a linear approximation; raise l2 or use approximation='newton'"
+                f"them is beyond a linear approximation; {PENALTY}, or of logistic regressions use method='symmetric'"
             )
         return out
 

@@ -72,7 +72,7 @@ def check_first_line(path: Path) -> None:
     line = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
     if any("\0" in name for name in line):
         raise TableError(f"{path} cannot be read as a table: it is no text.")
-    other = next((mark for mark in (";", "\t") if mark in line[0]), None)
+    other = next((mark for mark in (";", "\t", "|") if mark in line[0]), None)
     if other and len(line) == 1:
         raise TableError(f"{path} separates its columns by {other!r}; write it with commas, and numbers with points.")
     twice = line[line.duplicated() & (line != "")].unique().tolist()
@@ -257,6 +257,14 @@ def as_numbers(column: pd.Series, name: str) -> pd.Series:
             "and leave such numbers empty, or mend them."
         )
     return numbers
+
+
+def stripped(column: pd.Series) -> pd.Series:
+    """A column of labels without the spaces around them; those that are nothing else are missing."""
+    if not types.is_object_dtype(column) and not types.is_string_dtype(column):
+        return column
+    words = column.map(lambda word: word.strip() if isinstance(word, str) else word, na_action="ignore")
+    return words.mask(words == "")
 
 
 def as_words(column: pd.Series) -> pd.Series:

@@ -112,9 +112,10 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
 
 
 def without_missing(frame: pd.DataFrame, target: str, drop_missing: bool, quiet: bool) -> pd.DataFrame:
-    """The rows that have a target, where the others are to be left out, which is told."""
-    from fullconformal.table import TableError
+    """The rows that have a target, spaces around it left out; where those that have none are to be left out it is told."""
+    from fullconformal.table import TableError, stripped
 
+    frame = frame.assign(**{target: stripped(frame[target])})
     missing = int(frame[target].isna().sum())
     if drop_missing and missing:
         frame = frame[frame[target].notna()].reset_index(drop=True)
