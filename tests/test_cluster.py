@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import joblib
@@ -151,7 +152,7 @@ def test_cuts_cover_everything(total):
 # Killed workers and drivers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "light"), [("curvature", 2**20), ("counts", 2**20), ("influence", -1)])
+@pytest.mark.parametrize(("stage", "light"), [("curvature", 2**20), ("counts", 2**20), ("influences", -1)])
 def test_a_killed_worker_costs_its_parts_only(dask, tmp_path, expected, stage, light, monkeypatch):
     """Whether data go along with their tasks, or apart: these are lost with the worker, and a task whose data are under way hangs."""
     monkeypatch.setattr(shards, "LIGHT", light)
@@ -159,7 +160,8 @@ def test_a_killed_worker_costs_its_parts_only(dask, tmp_path, expected, stage, l
     victim = next(iter(dask.run(os.getpid).values()))
     thread = when_started(tmp_path, f"{stage}-", lambda: os.kill(victim, signal.SIGKILL))
     p = run(PAUSE, checkpoint=tmp_path)
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     assert np.abs(p - expected).max() < 1e-9
     dask.wait_for_workers(2)
     assert victim not in dask.run(os.getpid).values()
@@ -189,7 +191,7 @@ def test_a_killed_driver_costs_nothing_finished(cluster, dask, tmp_path, expecte
     assert np.abs(p - expected).max() < 1e-9
     after = parts(tmp_path)
     assert found.items() <= after.items()  # none of them was written again
-    assert [len(parts(tmp_path, f"{name}-")) for name in ("curvature", "influence", "counts")] == [8, 8, 8]
+    assert [len(parts(tmp_path, f"{name}-")) for name in ("curvature", "influences", "counts")] == [8, 8, 8]
     assert f"{stage}: 8 parts, {finished_} of them found in" in capsys.readouterr().out
     assert (run(checkpoint=tmp_path) == p).all()
     assert parts(tmp_path) == after  # nothing was left to do
@@ -205,7 +207,7 @@ def test_other_workers_find_the_parts(dask, tmp_path, expected):
 
 
 def test_parts_of_other_parameters_are_not_mixed_in(tmp_path, monkeypatch):
-    """A folder from before softmax regressions were stated in contrasts: the same data and options, other matrices."""
+    """A folder of earlier versions: the same data and options, other matrices and rows."""
     X, Y = make_classification(200, 6, n_informative=4, n_classes=3, random_state=0)
     options = {"method": "influence", "l2": 0.1}
     expected = FullConformalClassifier(**options).fit(X, Y).predict_p(X[:9])
@@ -213,6 +215,10 @@ def test_parts_of_other_parameters_are_not_mixed_in(tmp_path, monkeypatch):
         patch.setattr(making, "in_contrasts", lambda problem: problem)
         FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y)
     before = parts(tmp_path, "curvature-")
+    for start, stop in pairwise(
+        np.linspace(0, 200, len(before) + 1).astype(int)
+    ):  # from before the slack of s was kept
+        Parts(tmp_path, print).write(f"influence-14-{start}-{stop}", np.zeros((2, stop - start)))
     for _ in range(2):
         p = FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y).predict_p(X[:9])
         assert np.abs(p - expected).max() < 1e-9

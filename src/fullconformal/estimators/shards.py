@@ -215,7 +215,7 @@ class Fit:
     def influences(self, problem: Problem, factor: Factor, memory: int) -> Known:
         """ℓ, s and its slack, (n,) each."""
         common = Common(problem.model, problem.penalty, problem.chunk, memory, factor)
-        shards = self.shards(problem, "influence")
+        shards = self.shards(problem, "influences")  # of "influence" earlier versions kept ℓ and s alone
         calls = {name: (influence_part, common, shard) for name, shard in shards.items()}
         found = dict(computed(calls, self.parts, self.work))
         loss, s, slack = torch.as_tensor(np.concatenate([found[name] for name in shards], axis=1)).to(problem.X)
