@@ -703,3 +703,10 @@ def test_a_fit_tells_of_a_level_that_its_points_do_not_reach():
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConformalWarning)
         FullConformalClassifier(l2=1.0).fit(X, rare)
+
+
+@pytest.mark.parametrize("labels", [np.arange(60), np.arange(60).astype(str)])
+def test_labels_that_may_be_something_else_are_told_before_the_fit(labels):
+    few = np.zeros((60, 1))
+    with pytest.warns(UserWarning, match="y has 60 classes for 60 points; is it a quantity or an identifier?"):
+        FullConformalClassifier(KNeighborsClassifier(1)).fit(few, labels)

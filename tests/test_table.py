@@ -23,10 +23,10 @@ def schema(frame=None, **options):
 
 
 def test_columns_are_told_apart():
-    frame = table().assign(nothing=np.nan, **{"Unnamed: 0": np.arange(40)})
+    frame = table().assign(nothing=np.nan, patient=np.arange(1001, 1041), **{"Unnamed: 0": np.arange(40)})
     found = schema(frame, drop=["count"])
     assert (found.numbers, found.categories) == (["size"], ["colour", "ok"])
-    assert found.left_out == ["count", "nothing", "Unnamed: 0"]
+    assert found.left_out == ["count", "nothing", "patient", "Unnamed: 0"]
     assert Schema.of_json(found.as_json()) == found
 
 

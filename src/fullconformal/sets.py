@@ -100,7 +100,8 @@ def check_p(p: npt.ArrayLike) -> npt.NDArray[np.float64]:
 def check_levels(confidence_level: Any) -> npt.NDArray[np.float64]:
     """Levels () or (L,) as float64, each in (0, 1), or an error that says which is not."""
     try:
-        levels = np.asarray(confidence_level, dtype=np.float64)
+        levels = np.asarray(confidence_level)
+        levels = np.empty(0) if levels.dtype.kind in "US" else levels.astype(np.float64)  # "0.9" is no number
     except (TypeError, ValueError):
         levels = np.empty(0)
     if levels.ndim > 1 or levels.size == 0 or not ((levels > 0) & (levels < 1)).all():

@@ -103,7 +103,7 @@ class Schema:
         for name, column in frame.items():
             if name == target or name in drop:
                 continue
-            if column.isna().all() or is_row_number(str(name), column):
+            if column.isna().all() or is_row_number(column):
                 left_out.append(str(name))
             elif is_number(column):
                 numbers.append(str(name))
@@ -236,9 +236,9 @@ def is_number(column: pd.Series) -> bool:
     )
 
 
-def is_row_number(name: str, column: pd.Series) -> bool:
-    """Whether this is the nameless index that pandas writes."""
-    return name.startswith("Unnamed: ") and is_number(column) and bool((column == np.arange(len(column))).all())
+def is_row_number(column: pd.Series) -> bool:
+    """Whether a column counts the rows, from any number: an identifier, or the nameless index that pandas writes."""
+    return len(column) > SEVERAL and is_number(column) and bool((column.diff()[1:] == 1).all())
 
 
 def as_numbers(column: pd.Series, name: str) -> pd.Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+MANY = 50  # classes from which labels may be something else
 REMEDY = "Look for a wrong unit or a placeholder, scale that feature, or leave the object out."
 
 
@@ -205,6 +207,11 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
+    if len(classes) > max(MANY, len(y) / 2):
+        warnings.warn(
+            f"y has {len(classes):,} classes for {len(y):,} points; is it a quantity or an identifier? Fits take long with so many.",
+            UserWarning, stacklevel=3,
+        )  # fmt: skip
     return classes, index.astype(np.int64)
 
 
