@@ -90,7 +90,9 @@ def test_labels_in_words():
     assert [labels.tolist() for labels in as_labels(sets, ["cat", "dog", "fox"])] == [["cat", "dog"], []]
 
 
-@pytest.mark.parametrize("level", [0, 1, 0.0, 1.0, -0.1, 90, float("nan"), [], [0.9, 1.0], [[0.9]], "high", "0.9", ["0.9"], None])
+@pytest.mark.parametrize(
+    "level", [0, 1, 0.0, 1.0, -0.1, 90, float("nan"), [], [0.9, 1.0], [[0.9]], "high", "0.9", ["0.9"], None]
+)
 def test_bad_confidence_level(level):
     with pytest.raises(ValueError, match=r"confidence_level .* strictly between 0 and 1.* got"):
         prediction_sets([[0.5, 0.1]], level)

@@ -67,14 +67,15 @@ def of_class(training):
 
 
 def same(training, X):
-    """Of all points and class by class, as they are and with weights, which are eighths: sums of them are exact."""
+    """All schemes, of all points and class by class, as they are and with weights, which are eighths: sums of them are exact."""
     found = []
-    weights = torch.randint(80, (training.problem.n,), generator=torch.Generator().manual_seed(0)) / 8.0
-    for by_class, points in itertools.product((False, True), (None, weights.double())):
+    weights = (torch.randint(80, (training.problem.n,), generator=torch.Generator().manual_seed(0)) / 8.0).double()
+    deleted = itertools.product((1.0,), (False, True), (None, weights))
+    for q, by_class, points in (*deleted, (0.5, False, None), (0.0, True, weights), (0.0, False, None)):
         weight = of_class(training) if by_class else None if points is None else torch.ones_like(of_class(training))
         weight = weight if points is None else weight * points[:, None]
-        ours = tiled_counts(training, X, by_class=by_class, weight=points)
-        double = count_scores(direct, training, X, 1.0, weight)
+        ours = tiled_counts(training, X, q, by_class=by_class, weight=points)
+        double = count_scores(direct, training, X, q, weight)
         found.append(np.array_equal(ours.greater, double.greater) and np.array_equal(ours.equal, double.equal))
     return all(found)
 
@@ -113,7 +114,7 @@ def test_what_single_precision_cannot_tell_apart_is_formed_again(name, seed):
     training, _ = prepared(name, seed, close=20)
     X, pairs, again = training.problem.X[:20], [], tiles._again
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "_again", lambda *a: pairs.append(a[4].shape[1]) or again(*a))
+        patch.setattr(tiles, "_again", lambda *a: pairs.append(a[5].shape[1]) or again(*a))
         assert same(training, torch.cat([X, X * (1 + 1e-9)]))
     assert sum(pairs) >= 40  # each with itself, at least
 
@@ -124,7 +125,7 @@ def test_what_single_precision_cannot_tell_apart_is_formed_again(name, seed):
 def test_errors_stay_within_their_bound(name, seed, by_root):
     """L⁻¹ĝ and α − τ in float32 against float64; the bounds are not more than some thousand times too large."""
     training, X = prepared(name, seed)
-    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], X)
+    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], X, 0.0)
     logits, J = training.problem.jacobian(X)
     half = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
     exact = half if training.inverse is None else training.factor.back(half)
@@ -132,6 +133,10 @@ def test_errors_stay_within_their_bound(name, seed, by_root):
     assert (off <= found.error).all() and (off > 1e-4 * found.error).any()
     assert (torch.linalg.vector_norm(exact, dim=1) <= found.length).all()
     assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
+    missed = (found.tau - all_scores(direct, training, X, 0.0)[1].flatten()).abs()
+    assert (missed <= found.off).all() and (missed > 1e-4 * found.off).any()
+    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], X, 1.0)
+    assert not found.off.any()
     bag, (alpha, tau) = Points.of(training, 1.0), all_scores(direct, training, X, 1.0)
     points, b = bag.single
     excess = (b - tau.float().flatten()[:, None]) - found.rows @ points.T
@@ -172,13 +177,14 @@ def bag_of(b, v, s=None):
     return Points(Training(problem, factor, *known, rows, None, 2**28, kept_half, inverse), 1.0)
 
 
-def near_pairs(bag, tau, exact, rows, error, rho=None):
+def near_pairs(bag, tau, exact, rows, error, rho=None, moved=0.0):
     """How many pairs float32 leaves, of points and candidates whose rows `exact` (k, p) are known as `rows` to within `error`.
 
-    What it decides is right. The candidates' ρ are the lengths of their rows where they are not given.
+    What it decides is right. The candidates' ρ are the lengths of their rows where they are not given, and their τ is known as moved.
     """
     length = torch.linalg.vector_norm(exact, dim=1) + error
-    candidates = tiles.Candidates(tau, rows, error, length, length if rho is None else rho)
+    off = torch.zeros_like(tau) + abs(moved)
+    candidates = tiles.Candidates(tau + moved, off, rows, error, length, length if rho is None else rho)
     above, near, _ = tiles._count(bag, candidates, 1e-14, 2**28)
     left = torch.ones(len(tau), len(bag.b), dtype=torch.bool)
     left[near[0], near[1]] = False
@@ -247,6 +253,23 @@ def test_gradients_that_are_long_where_the_curvature_is_large_lose_more_than_the
     assert 20 < near < 800
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-9])
+@given(seed=SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_candidates_whose_own_score_is_known_roughly(size, seed):
+    """As much as to change sides with points, whether these are within the reach of their products or not."""
+    generator = torch.Generator().manual_seed(seed)
+    h, exact = (size * torch.randn(30, 35, dtype=torch.float64, generator=generator) for _ in range(2))
+    b = torch.rand(30, dtype=torch.float64, generator=generator)
+    moved = 1e-3 * torch.randn(30, dtype=torch.float64, generator=generator)
+    tau = b - (h * exact).sum(1) - 0.5 * moved
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in (("TILE", 2), ("TILES", 3)):
+            patch.setattr(tiles, constant, value)
+        near = near_pairs(bag_of(b, h), tau, exact, exact.float(), 2 * U * exact.norm(dim=1) + 1e-30, moved=moved)
+    assert 30 <= near < 300
+
+
 @given(seed=SEEDS)
 @settings(max_examples=20, deadline=None)
 def test_products_that_cancel_are_decided_by_what_their_terms_lose(seed):
@@ -289,13 +312,15 @@ def test_bounds_hold_for_sure_models_and_any_penalty(name, sure, penalty, by_roo
             q *= sure
     training = kept(name, Problem(model, X, y, penalty))
     problem = training.problem
-    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], Xt)
+    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], Xt, 0.0)
     logits, J = problem.jacobian(Xt)
     half = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
     exact = half if training.inverse is None else training.factor.back(half)
     assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
     assert (torch.linalg.vector_norm(exact, dim=1) <= found.length).all()
     assert (torch.linalg.vector_norm(found.rows.double() - exact, dim=1) <= found.error).all()
+    tau = tiles.candidate_losses(logits).flatten() - (half**2).sum(1)
+    assert ((found.tau - tau).abs() <= found.off + 2.0**-50 * tau.abs()).all()
 
 
 def test_no_pair_is_formed_again_twice(monkeypatch):
@@ -303,7 +328,7 @@ def test_no_pair_is_formed_again_twice(monkeypatch):
     for constant, value in (("TILE", 5), ("TILES", 4)):
         monkeypatch.setattr(tiles, constant, value)
     training, X = prepared("logistic", 3, close=20)
-    candidates = tiles._candidates(training, [], torch.cat([training.problem.X[:4], X[:1]]))
+    candidates = tiles._candidates(training, [], torch.cat([training.problem.X[:4], X[:1]]), 1.0)
     last = int(candidates.tau.argmax())
     bag = Points.of(training, 1.0)
     # All points tie with the last candidate, whose copies fill half of the tiles.
@@ -337,11 +362,11 @@ def test_little_room_is_kept_to(monkeypatch):
     model, X, y, objects = draw("logistic", 0, n=3000, m=100)
     problem = Problem(model, X[:1].expand(3000, -1).clone(), torch.zeros_like(y), 1.0)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
-    bag, candidates = Points.of(training, 1.0), tiles._candidates(training, [], problem.X[:100])
+    bag, candidates = Points.of(training, 1.0), tiles._candidates(training, [], problem.X[:100], 1.0)
     pairs = 3000 * 100
     for room, done in ((tiles.PAIR * pairs, True), (tiles.PAIR * pairs - 1, False)):
         assert (tiles._count(bag, candidates, training.rounding, room) is not None) == done
-    candidates = tiles._candidates(training, [], objects)
+    candidates = tiles._candidates(training, [], objects, 1.0)
     widest = 8 * tiles.TILE * tiles.TILES * 3000
     assert tiles._count(bag, candidates, training.rounding, widest // 2) is None
 
@@ -350,30 +375,32 @@ def test_the_copy_in_single_precision_stays_behind():
     """Neither files nor copies hold it, and they count the same."""
     training, X = prepared("mlp", 0)
     before = len(pickle.dumps(training))
-    expected = tiled_counts(training, X)
+    expected = tiled_counts(training, X, 1.0)
     assert "single" in vars(training.sorted[Points, 1.0, None])
     held = training.halved.numel() * 4
     assert len(pickle.dumps(training)) < before + held / 2
     for other in (pickle.loads(pickle.dumps(training)), copy.deepcopy(training)):
-        again = tiled_counts(other, X)
+        again = tiled_counts(other, X, 1.0)
         assert np.array_equal(again.greater, expected.greater) and np.array_equal(again.equal, expected.equal)
+    tiled_counts(training, X, 0.5)
+    assert list(training.sorted) == [(Points, 0.5, None)]  # one scheme's at a time
 
 
 def test_where_too_much_is_left_or_too_large_double_precision_must_do_it(monkeypatch):
     training, X = prepared("mlp", 4, close=20)
     X = torch.cat([X, training.problem.X[:20]])
-    assert tiled_counts(training, X) is not None
+    assert tiled_counts(training, X, 1.0) is not None
     monkeypatch.setattr(tiles, "_again", lambda *a: pytest.fail("there were too many"))
     for constant, value in (("MOST", 2**40), ("HUGE", 0.0)):
         with monkeypatch.context() as patch:
             patch.setattr(tiles, constant, value)
-            assert tiled_counts(training, X) is None
+            assert tiled_counts(training, X, 1.0) is None
 
 
 def test_candidates_too_far_apart_are_not_met_together(monkeypatch):
     training, X = prepared("logistic", 2, n=2000, m=20, penalty=5.0)
     monkeypatch.setattr(tiles, "WASTE", (1, 0, 0))
-    assert tiled_counts(training, X) is None
+    assert tiled_counts(training, X, 1.0) is None
 
 
 def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(monkeypatch):
@@ -402,13 +429,12 @@ def test_it_is_for_kept_halves_in_double_precision_and_for_enough_candidates(mon
         (Query(1.0, prune="auto"), False, True),
         (Query(1.0, prune=False), False, False),
         (Query(1.0, prune=True), lambda training: 1 + of_class(training), False),
-        (Query(0.5, prune=True), False, False),
+        (Query(0.5, prune=True), False, True),
+        (Query(0.0, prune=True, class_conditional=True), of_class, True),
         (Query(1.0, "indirect", prune=True), False, False),
     ],
 )
-def test_it_is_for_the_direct_approximation_of_the_deleted_scheme_and_weights_of_points_and_classes(
-    query, weighted, tiled, monkeypatch
-):
+def test_it_is_for_the_direct_approximation_and_weights_of_points_and_classes(query, weighted, tiled, monkeypatch):
     monkeypatch.setattr(tiles, "FEW", 3)
     training, X = prepared("mlp", 0, m=200)
     weight = weighted(training) if weighted else None
@@ -578,9 +604,9 @@ def test_candidates_whose_influence_on_themselves_is_no_number_are_left_to_doubl
         q.data *= 1e-40
     training = kept("logistic by 𝓗⁻¹", Problem(model, X, y, 1e30))
     objects[3] *= 1e39
-    candidates = tiles._candidates(training, tiles._roots(training, 10**4), objects)
+    candidates = tiles._candidates(training, tiles._roots(training, 10**4), objects, 1.0)
     assert candidates.length.max() < 1e12 and candidates.tau.max() < 2 and not candidates.rho.isfinite().all()
-    assert tiled_counts(training, objects) is None
+    assert tiled_counts(training, objects, 1.0) is None
 
 
 def test_a_predictor_read_again_keeps_the_inverse_too(tmp_path):

@@ -196,8 +196,8 @@ def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query
     if prunable and (query.prune is True or (query.prune == "auto" and cheaper)):
         by_class, points = query.class_conditional, None if query.points is None else torch.as_tensor(query.points)
         known = weight is None or by_class or points is not None  # what the weights are made of
-        if query.q == 1 and known and tiles.is_worth_it(training, len(X), by_class):
-            found = tiles.tiled_counts(training, X, query.progress, by_class, points)
+        if known and tiles.is_worth_it(training, len(X), by_class):
+            found = tiles.tiled_counts(training, X, query.q, query.progress, by_class, points)
             if found is not None:
                 return found
         return pruned_counts(training, X, query.q, weight, query.progress)

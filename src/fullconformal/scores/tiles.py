@@ -1,4 +1,4 @@
-"""The direct approximation of the deleted scheme, tile by tile, in single precision wherever that decides.
+"""The direct approximation, tile by tile, in single precision wherever that decides.
 
 As in `windows`, a candidate need only meet the points with |b_i − τ| ≤ σ_i·ρ, which are a range in the order of b. Candidates that are
 neighbours in the order of τ have ranges that hardly differ: a tile of them meets the points of all in one matrix product.
@@ -11,6 +11,8 @@ has 𝓗⁻¹ written out, g_i as they are and 𝓗⁻¹ĝ. With u = 2⁻²⁴ a
 by Cauchy–Schwarz, whatever the order of the sums: p additions to Σ|v||w|, whose factors are rounded, and to b_i − τ, which is about σ_i·ρ
 at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds all that and the tie tolerance is
 decided, and the few pairs that do not are formed again in float64: the counts are those of `count_scores`.
+
+Other schemes than the deleted have ŝ in τ. It is had from the same rows; what it may be off by is granted with the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.problem import Rows, candidate_losses, flat, select, squared_norms
+from fullconformal.problem import Rows, candidate_losses, flat, losses, select, squared_norms
 from fullconformal.scores.base import (
     HUGE,
     TINY,
@@ -53,9 +55,10 @@ LARGE = 2**17  # parameters up to which p additions err by p·u
 
 
 class Candidates(NamedTuple):
-    """Candidates of some objects: τ (k,), rows (k, p) in float32, what those are off by and bounds of their lengths and of ρ, (k,)."""
+    """Candidates of some objects: τ (k,), rows (k, p) in float32, what either is off by and bounds of the rows' lengths and of ρ, (k,)."""
 
     tau: Tensor
+    off: Tensor
     rows: Tensor
     error: Tensor
     length: Tensor
@@ -101,23 +104,24 @@ def is_worth_it(training: Training, m: int, by_class: bool = False) -> bool:
 def tiled_counts(
     training: Training,
     X: Tensor,
+    q: float,
     progress: Progress | None = None,
     by_class: bool = False,
     weight: Tensor | None = None,
 ) -> Counts | None:
-    """Counts for the candidates of every x in X (m, ...), as `count_scores` gives them with the direct approximation for q = 1.
+    """Counts for the candidates of every x in X (m, ...), as `count_scores` gives them with the direct approximation.
 
     By class, each label is compared with the points that have it; points may have weights (n,). None where float64 must do it, or
     neighbours in the order of τ are too far apart to be met together.
     """
     problem, roots = training.problem, _roots(training, len(X))
-    bags = [Points.of(training, 1.0, label) for label in (range(problem.n_classes) if by_class else [None])]
+    bags = [Points.of(training, q, label) for label in (range(problem.n_classes) if by_class else [None])]
     counts, formed = torch.empty(2, len(X), problem.n_classes, dtype=torch.float64), 0
     step = max(1, training.memory // 16 // (8 * problem.n_classes * problem.p))
     for at in (slice(start, start + step) for start in range(0, len(X), step)):
-        candidates = _candidates(training, roots, X[at])
+        candidates = _candidates(training, roots, X[at], q)
         longest = 1 + max(float(bag.length[-1]) for bag in bags), 1 + float(candidates.length.max())
-        highest = max(float(bag.b[-1].abs()) for bag in bags) + float((candidates.tau + candidates.rho).max())
+        highest = max(float(bag.b[-1].abs()) for bag in bags) + float((candidates.tau.abs() + candidates.rho).max())
         if not longest[0] * longest[1] + highest < HUGE:
             return None
         above, near = torch.empty_like(candidates.tau), []
@@ -130,7 +134,7 @@ def tiled_counts(
             above[own], (c, i, counted), met = part
             near.append(torch.stack([c * len(bags) + label, bag.order[i], counted]))
             formed += met
-        found = _again(training, X[at], candidates.tau, above, torch.cat(near, dim=1), weight)
+        found = _again(training, X[at], q, candidates.tau, above, torch.cat(near, dim=1), weight)
         counts[:, at] = found.view(2, -1, problem.n_classes)
         if progress is not None:
             progress(min(at.stop, len(X)), len(X))
@@ -146,7 +150,7 @@ def _roots(training: Training, m: int) -> list[Tensor]:
     return written_roots(training, training.inverse)
 
 
-def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidates:
+def _candidates(training: Training, roots: list[Tensor], X: Tensor, q: float) -> Candidates:
     """Every label of objects X (m, ...): L⁻¹ĝ, or 𝓗⁻¹ĝ where that is written out.
 
     Either is Σ D·V with V = a·root in float64, and the sum in float32 errs by its length times |D||V|.
@@ -170,25 +174,28 @@ def _candidates(training: Training, roots: list[Tensor], X: Tensor) -> Candidate
             at = slice(start, start + OBJECTS)
             half = half_solved(training.factor, select(ghat, at))
             rows[at] = half if training.inverse is None else training.factor.back(half.flatten(0, 1)).view_as(half)
-    size = torch.linalg.vector_norm(rows, dim=2).double() * (1 + UNIT * problem.p) + vanished
+    norm = torch.linalg.vector_norm(rows, dim=2).double()
+    size = norm * (1 + UNIT * problem.p) + vanished
     error = 1.01 * UNIT * (error if roots else size) + tiny
     if training.inverse is not None:  # of which float64 loses more than of half-solves, but not much: see `training`
         error += LOST * training.inverse.abs().sum(1).max() * squared_norms(ghat).sqrt()
     length = size + error
-    rho = length if training.inverse is None else _own_influence(ghat[0], rows, size, error).sqrt()
-    numbers = (v.flatten() for v in (error, length, rho))
-    return Candidates(candidate_losses(logits).flatten(), rows.flatten(0, 1), *numbers)
+    s_hat, off = norm**2, length**2 - norm**2
+    if training.inverse is not None:
+        s_hat, off = _own_influence(ghat[0], rows, size, error)
+    rho, tau = (s_hat + off).sqrt(), candidate_losses(logits)
+    tau, off = (tau, torch.zeros_like(tau)) if q == 1 else (tau - (1 - q) * s_hat, (1 - q) * off)
+    return Candidates(tau.flatten(), off.flatten(), rows.flatten(0, 1), *(v.flatten() for v in (error, length, rho)))
 
 
-def _own_influence(ghat: Rows, rows: Tensor, size: Tensor, error: Tensor) -> Tensor:
-    """A bound of ŝ = ĝ·𝓗⁻¹ĝ (m, C) from 𝓗⁻¹ĝ (m, C, p) in float32, which has some size and is off by an error (m, C)."""
+def _own_influence(ghat: Rows, rows: Tensor, size: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """ŝ = ĝ·𝓗⁻¹ĝ and what it is off by (m, C), from 𝓗⁻¹ĝ (m, C, p) in float32, which has some size and is off by an error (m, C)."""
     D, a = ghat
     assert a is not None  # there is no prefix
     met = torch.bmm(rows.view(len(a), -1, a.shape[1]), a.float()[:, :, None]).view_as(D)
     off = 1.01 * UNIT * (a.shape[1] + D.shape[2] + 8) * size + error
     vanished = rows.shape[2] * TINY * (1 + size) * (1 + torch.linalg.vector_norm(D, dim=2))
-    out: Tensor = (met * D).sum(2) + squared_norms([ghat]).sqrt() * off + vanished
-    return out
+    return (met * D).sum(2), squared_norms([ghat]).sqrt() * off + vanished
 
 
 def _ranges(low: Tensor, high: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,7 +223,9 @@ def _count(
     order = torch.argsort(candidates.tau)
     order = torch.cat([order, order[-1:].expand(-k % (TILES * TILE))])  # the last stands for those that are missing
     tau = candidates.tau[order]
-    low, high = (ends.view(-1, TILES, TILE) for ends in bag.window(tau, candidates.rho[order], eps))
+    low, high = (
+        ends.view(-1, TILES, TILE) for ends in bag.window(tau, candidates.rho[order], eps, candidates.off[order])
+    )
     needed = k + int((high - low).sum())  # windows may be empty
     first, step, width = _ranges(low.amin(2), high.amax(2), n)
     met, widest = TILES * TILE * int(width.sum()), int(width.max())
@@ -267,14 +276,16 @@ def _near(excess: Array, size: Array, column: Array, least: float) -> tuple[Arra
 def _limit(bag: Points, last: Tensor, candidates: Candidates, order: Tensor, eps: float) -> Tensor:
     """What |α − τ| in float32 must exceed (rows,) to decide, for rows of candidates, as ordered, that meet no point after the last."""
     p = candidates.rows.shape[1]
-    own = (2 * UNIT + eps) * candidates.tau.abs() + p * TINY * (1 + candidates.length)
+    own = (2 * UNIT + eps) * candidates.tau.abs() + (1 + eps) * candidates.off + p * TINY * (1 + candidates.length)
     product, gap = UNIT * (p + 6) * candidates.length + candidates.error, UNIT * (p + 2) * candidates.rho
     own, product, gap = (v[order].view(len(last), -1).amax(1) for v in (own, product, gap))
     of_points = 2 * UNIT * bag.b[last].abs() + bag.granted[last]
     return 1.02 * (own + product * bag.length[last] + gap * bag.sigma[last] + of_points)
 
 
-def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tensor, weight: Tensor | None) -> Tensor:
+def _again(
+    training: Training, X: Tensor, q: float, tau: Tensor, above: Tensor, near: Tensor, weight: Tensor | None
+) -> Tensor:
     """Counts (2, k) for the candidates of X, with the pairs that are near formed in float64; points may have weights (n,)."""
     counts, (c, i, counted) = torch.stack([above, torch.zeros_like(above)]), near
     if not len(c):
@@ -283,8 +294,8 @@ def _again(training: Training, X: Tensor, tau: Tensor, above: Tensor, near: Tens
     x, y = which // training.problem.n_classes, which % training.problem.n_classes
     half = training.factor.half(flat(training.problem.gradients(X[x], y)))
     points = training.half_rows(whom)
-    own = tau[c]
-    excess = (training.loss + training.self_influence)[i] - products(half, points, row, column) - own
+    own = tau[c] if q == 1 else (losses(training.problem.logits(X[x]), y) - (1 - q) * (half**2).sum(1))[row]
+    excess = (training.loss + q * training.self_influence)[i] - products(half, points, row, column) - own
     tolerance = training.slack[i, None], training.rounding * own.abs()[:, None]
     greater, equal = pvalues.count(excess[:, None], 0.0, tolerance, axis=-1)
     each = torch.ones_like(own) if weight is None else weight[i]

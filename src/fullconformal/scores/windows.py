@@ -51,14 +51,16 @@ class Sorted:
         """The points as they were sorted when they were first asked for."""
         key = cls, q, label
         if key not in training.sorted:
+            for other in [other for other in training.sorted if other[1] != q]:  # each has a copy of the points
+                del training.sorted[other]
             training.sorted[key] = cls(training, q, label)
         bag = training.sorted[key]
         assert isinstance(bag, cls)
         return bag
 
-    def window(self, tau: Tensor, rho: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """First point and the point after the last (k,) that candidates with τ and ρ (k,) may not be told from."""
-        rho, own = rho * (1 + eps), 2 * eps * tau.abs()
+    def window(self, tau: Tensor, rho: Tensor, eps: float, off: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+        """First point and the point after the last (k,) that candidates with τ, which may be off, and ρ (k,) may not be told from."""
+        rho, own = rho * (1 + eps), 2 * eps * tau.abs() + (1 + 2 * eps) * off
 
         def reach(count: Tensor) -> Tensor:
             """What |b − τ| of the first so many points must exceed."""
