@@ -54,8 +54,15 @@ def test_products_of_less_than_single_precision_are_left_alone(less_than_single)
 def test_counts_do_not_depend_on_how_the_work_is_cut(name, monkeypatch):
     training, X = prepared(name, 5, n=100, m=23, close=10)
     X = torch.cat([X, training.problem.X[:10]])
-    for size in ("OBJECTS", "ROWS", "POINTS"):
-        monkeypatch.setattr(single, size, {"OBJECTS": 7, "ROWS": 3, "POINTS": 9}[size])
+    for constant, value in (
+        ("FEW", 0),
+        ("FEW", 100),
+        ("OBJECTS", 7),
+        ("ROWS", 3),
+        ("POINTS", 9),
+        ("NUMBERS", 4 * training.problem.p),
+    ):
+        monkeypatch.setattr(single, constant, value)
         assert same(training, X)
     lean = prepare(training.problem, training.factor, 2 * 8 * 100 * training.problem.p, keep_solved=True)
     assert lean.solved is not None and same(lean, X)
@@ -83,16 +90,23 @@ def test_errors_stay_within_their_bound(name, seed):
     points = single._Points(training)
     logits, J = training.problem.jacobian(X)
     ghat = single.candidate_gradients(J, logits)
-    norm, worst = single.squared_norms(ghat).sqrt(), 0.0
-    for at, U in zip(points.blocks, points.U, strict=True):
-        excess = points.b[at].float() - tau.float()[..., None]
-        for rows, part in zip(ghat, U, strict=True):
-            V = (rows.right.float() @ part.T).view(len(X), -1, at.stop - at.start)
-            excess = excess - rows.left.float() @ V
-        bound = points.u[at] + points.v[at] * norm[..., None] + points.w(tau)[..., None]
-        ratio = (excess - (alpha[..., points.order[at]] - tau[..., None])).abs() / bound
-        worst = max(worst, float(ratio.max()))
-    assert 1e-3 < worst <= 1
+    own, norm = [(rows.left.float(), rows.right.float()) for rows in ghat], single.squared_norms(ghat).sqrt()
+    room = [torch.empty(10**6, dtype=torch.float32) for _ in range(2)]
+    each = torch.arange(tau.numel())
+    x, y = each // tau.shape[1], each % tau.shape[1]
+    worst = [0.0, 0.0]
+    for block, at in enumerate(points.order.split(points.step)):
+        exact, u, v = (
+            part[..., : len(at)] for part in (alpha[..., at] - tau[..., None], points.u[block], points.v[block])
+        )
+        together = single._by_object(points, torch.tensor(block), own, tau.float(), room)
+        alone = [(left[x, y], right[x]) for left, right in own]
+        apart = single._by_candidate(points, torch.full_like(x, block), alone, tau.float()[x, y]).view_as(together)
+        for k, (excess, longer) in enumerate(((together, 1.0), (apart, points.longer))):
+            bound = u + longer * v * norm[..., None] + points.w(tau)[..., None]
+            worst[k] = max(worst[k], float(((excess[..., : len(at)] - exact).abs() / bound).max()))
+            assert (excess[..., len(at) :] == -torch.inf).all()
+    assert all(1e-4 < part <= 1 for part in worst)
 
 
 def test_blocks_that_bounds_decide_are_not_met():

@@ -8,10 +8,12 @@ the blocks of parameters (each an outer product ĝ = D ⊗ a, whose length is |D
 by Cauchy–Schwarz, whatever the order of the sums. What exceeds that and the tie tolerance is decided, and the few pairs that do not are
 formed again in float64: the counts are those of `count_scores`. Objects too many of whose pairs would be left go there as a whole.
 
-Points are sorted by b and cut into blocks. An object does not meet the blocks that |k_i| ≤ |U_i||ĝ| tells from all its candidates.
+Points are sorted by b and cut into blocks. A candidate does not meet the blocks that |k_i| ≤ |U_i||ĝ| tells it from.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ from fullconformal.scores.base import HUGE, TINY, UNIT, Counts, Progress, Scorer
 from fullconformal.scores.training import Training, single_is_whole
 
 OBJECTS, ROWS, POINTS = 1024, 512, 100  # taken together; and of a cell, so that it stays in the cache
+FEW = 2  # candidates of an object, on average, up to which each meets a block by itself
+NUMBERS = 2**21  # of the gradients of such candidates, at a time
 LEAST = 2**26  # operations below which there is nothing to gain
 MOST = 64  # one pair in so many may be formed again
 
@@ -35,9 +39,10 @@ def is_worth_it(training: Training, m: int) -> bool:
 
 
 class _Points:
-    """Training points in the order of b, block by block: 𝓗⁻¹g_i (o·k, i) of each parameter block and b (k,) in float32.
+    """Training points in the order of b, in blocks of `step`, the last filled up with points below all candidates.
 
-    What |α_i − τ| must exceed is u + v·|ĝ| + w: u and v (n,) of points, w (m, C) of candidates, ties included.
+    In float32 b (blocks, step) and 𝓗⁻¹g_i (blocks, step, o, i) of each parameter block. What |α_i − τ| must exceed is u + v·|ĝ| + w: u and
+    v (blocks, step) of points, w (m, C) of candidates, ties included.
     """
 
     def __init__(self, training: Training):
@@ -46,29 +51,37 @@ class _Points:
         n, shapes = training.problem.n, [(b.o, b.i) for b in training.problem.blocks]
         sums = sum(o for o, _ in shapes) + 2 * len(shapes) + 4
         self.own, self.product = 1.01 * UNIT * sums, 1.01 * UNIT * (max(i for _, i in shapes) + sums)
+        self.longer = 1.01 * UNIT * (training.problem.p + sums) / self.product  # where all parameters make one sum
         self.b, self.order = torch.sort(training.loss + training.self_influence)
         self.slack = training.slack[self.order]
-        lengths = torch.cat([torch.linalg.vector_norm(part, dim=2) for part in self.solved])
-        length = torch.linalg.vector_norm(lengths, dim=0)[self.order]
-        self.u, self.v = self.own * self.b.abs() + self.slack, self.product * length
         self.step = -(-n // -(-n // POINTS))
-        self.blocks = [slice(at, min(at + self.step, n)) for at in range(0, n, self.step)]
-        self.U = [[U[:, self.order[at]].float().flatten(0, 1) for U in self.solved] for at in self.blocks]
-        self.b32 = [self.b[at].float() for at in self.blocks]
-        self.low, self.high = (torch.stack([self.b[at][end] for at in self.blocks]) for end in (0, -1))
-        self.most_u, self.most_v = (torch.stack([part[at].max() for at in self.blocks]) for part in (self.u, self.v))
-        self.sizes = torch.tensor([at.stop - at.start for at in self.blocks])
+        missing = -n % self.step
+        self.filled = torch.cat([self.order, self.order[-1:].expand(missing)])
+        self.U = [torch.empty(len(self.filled) // self.step, self.step, o, i, dtype=torch.float32) for o, i in shapes]
+        for whole, U in zip(self.solved, self.U, strict=True):
+            for at, out in zip(self.filled.split(self.step), U, strict=True):
+                out.copy_(whole.index_select(1, at).transpose(0, 1))
+        lengths = torch.cat([torch.linalg.vector_norm(part, dim=2) for part in self.solved])
+        length = torch.linalg.vector_norm(lengths, dim=0)[self.filled]
+        b, slack = (torch.cat([v, v[-1:].expand(missing)]) for v in (self.b, self.slack))
+        self.u, self.v = (part.view(-1, self.step) for part in (self.own * b.abs() + slack, self.product * length))
+        self.low, self.high = b[:: self.step], b[self.step - 1 :: self.step]
+        self.most_u, self.most_v = self.u.amax(1), self.v.amax(1)
+        self.b32 = b.float().view(-1, self.step)
+        self.b32.view(-1)[n:] = -torch.inf
+        self.sizes = torch.full_like(self.low, self.step)
+        self.sizes[-1] -= missing
 
     def w(self, tau: Tensor) -> Tensor:
         """The candidates' part (m, C) of the error."""
         return (self.own + self.training.rounding) * tau.abs() + TINY
 
     def sieve(self, tau: Tensor, norm: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Points surely above candidates (m, C), of the blocks that |k_i| ≤ |U_i||ĝ| decides; and blocks it does not, (m, blocks)."""
-        reach = norm[..., None] * ((2 + 1 / self.product) * self.most_v) + (w[..., None] + self.most_u)
-        over = self.low - tau[..., None]
-        met = (~(torch.maximum(over, tau[..., None] - self.high) > reach)).any(1)
-        return ((over > 0) * (self.sizes * ~met)[:, None]).sum(-1).double(), met
+        """Points surely above candidates (m, C), of the blocks that |k_i| ≤ |U_i||ĝ| decides; and blocks it does not, (blocks, m, C)."""
+        low, high, most_u, most_v = (part[:, None, None] for part in (self.low, self.high, self.most_u, self.most_v))
+        over, reach = low - tau, norm * ((1 + self.longer + 1 / self.product) * most_v) + (w + most_u)
+        met = ~(torch.maximum(over, tau - high) > reach)
+        return (((over > 0) & ~met) * self.sizes[:, None, None]).sum(0), met
 
 
 @torch.no_grad()
@@ -88,7 +101,7 @@ def single_counts(direct: Scorer, training: Training, X: Tensor, progress: Progr
         if progress is not None:
             progress(done, len(X))
     greater, equal = counts.numpy()
-    return Counts(greater, equal, formed / (problem.n * len(X)))
+    return Counts(greater, equal, formed / (problem.n * problem.n_classes * len(X)))
 
 
 def _objects(points: _Points) -> int:
@@ -96,9 +109,7 @@ def _objects(points: _Points) -> int:
     problem = points.training.problem
     widths = [b.o for b in problem.blocks]
     met = 16 * points.step * max(problem.n_classes, *widths)  # products with a block of points, and which are near
-    each = met + problem.n_classes * (
-        32 * sum(widths) + 32 * len(points.blocks)
-    )  # gradients, and what is known of blocks
+    each = met + problem.n_classes * (32 * sum(widths) + 32 * len(points.low))  # gradients, and what is known of blocks
     return max(1, min(OBJECTS, points.training.memory // 8 // each))
 
 
@@ -107,59 +118,101 @@ def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> tuple[Tensor | Non
 
     None where float64 must do it.
     """
-    (m, n_classes), n = tau.shape, len(points.b)
-    norm, w = squared_norms(ghat).sqrt(), points.w(tau)
-    if not float(points.v.max() * norm.max() + points.u.max() + w.max()) < HUGE:
-        return None, m * n
+    norm, w, pairs = squared_norms(ghat).sqrt(), points.w(tau), tau.numel() * len(points.b)
+    if not float(points.longer * points.v.max() * norm.max() + points.u.max() + w.max()) < HUGE:
+        return None, pairs
     above, met = points.sieve(tau, norm, w)
+    found = _Found(points, above.view(-1), norm.view(-1), w.view(-1))
+    for cell in _cells(points, ghat, tau, met):
+        found.add(*cell)
+        if found.pairs * MOST > pairs:
+            return None, pairs
+    return _again(points, ghat, tau, above, torch.cat(found.near, dim=1)), found.formed
+
+
+def _cells(
+    points: _Points, ghat: list[Rows], tau: Tensor, met: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+    """α − τ (k, step), candidates (k,), and the block of points that they meet or one each, for the blocks that are met (blocks, m, C).
+
+    And how much longer the sums are than v grants. Most objects have one candidate that many points are near to, which meets them by
+    itself; among the points of largest b they have several, and all labels of an object meet those together.
+    """
+    (m, n_classes), problem = tau.shape, points.training.problem
     single = [(left.float(), right.float()) for left, right in ghat if right is not None]  # there is no prefix
+    tau32, labels, objects = tau.float(), torch.arange(n_classes), met.any(2)
     widest = max(n_classes, *(left.shape[2] for left, _ in single))
     room = [torch.empty(min(m, ROWS) * points.step * widest, dtype=torch.float32) for _ in range(2)]
-    found, pairs, formed = [torch.zeros(4, 0, dtype=torch.long)], 0, 0
-    tau32 = tau.float()[..., None]
-    cells = [(k, x) for k, meets in enumerate(met.unbind(1)) for x in meets.nonzero()[:, 0].split(ROWS) if len(x)]
-    for block, x in cells:
-        own = [(left.index_select(0, x), right.index_select(0, x)) for left, right in single]
-        excess = _excess(own, tau32[x], points.b32[block], points.U[block], room)
-        size = room[1][: excess.numel()].view_as(excess)
-        bits = torch.bitwise_right_shift(excess.view(torch.int32), 31, out=size.view(torch.int32))
-        # Signs: three times faster than comparisons.
-        above.index_add_(0, x, (excess.shape[2] + bits.sum(-1, dtype=torch.int32)).double())
-        found.append(_near(points, block, x, excess, torch.abs(excess, out=size), norm[x], w[x]))
-        formed, pairs = formed + excess.shape[0] * excess.shape[2], pairs + found[-1].shape[1]
-        if pairs * MOST > m * n_classes * n:
-            return None, m * n
-    return _again(points, ghat, tau, above, torch.cat(found, dim=1)), formed
+    numbers = min(NUMBERS, points.training.memory // 64)
+    crowded = met.sum((1, 2)) > (FEW if ROWS * problem.p <= numbers else 0) * objects.sum(1)
+    for block in crowded.nonzero()[:, 0]:
+        for x in objects[block].nonzero()[:, 0].split(ROWS):
+            own = [(left.index_select(0, x), right.index_select(0, x)) for left, right in single]
+            excess = _by_object(points, block, own, tau32[x].masked_fill_(~met[block, x], torch.inf), room)
+            yield excess.flatten(0, 1), (x[:, None] * n_classes + labels).view(-1), block, 1.0
+    for at in (met & ~crowded[:, None, None]).nonzero().split(max(1, numbers // problem.p)):
+        block, x, y = at.unbind(1)
+        own = [(left[x, y], right[x]) for left, right in single]
+        yield _by_candidate(points, block, own, tau32[x, y]), x * n_classes + y, block, points.longer
 
 
-def _excess(ghat: list[tuple[Tensor, Tensor]], tau: Tensor, b: Tensor, U: list[Tensor], room: list[Tensor]) -> Tensor:
-    """α − τ (m, C, k) in float32, in the first room, from τ (m, C, 1), b (k,) and 𝓗⁻¹g (o·k, i) of a block of points."""
-    m, n_classes, _ = tau.shape
-    out = torch.sub(b, tau, out=room[0][: m * n_classes * len(b)].view(m, n_classes, -1))
-    for (left, right), part in zip(ghat, U, strict=True):
+def _by_object(
+    points: _Points, block: Tensor, ghat: list[tuple[Tensor, Tensor]], tau: Tensor, room: list[Tensor]
+) -> Tensor:
+    """α − τ (m, C, step), in the first room, of objects with gradients (m, C, o) ⊗ (m, i) and τ (m, C), with a block of points."""
+    m, step = len(tau), points.step
+    out = torch.sub(points.b32[block], tau[..., None], out=room[0][: tau.numel() * step].view(*tau.shape, step))
+    for (left, right), U in zip(ghat, points.U, strict=True):
+        part = U[block].flatten(0, 1)
         V = torch.mm(right, part.T, out=room[1][: m * len(part)].view(m, -1))
-        out.baddbmm_(left, V.view(m, -1, len(b)), alpha=-1)
+        out.baddbmm_(left, V.view(m, step, -1).mT, alpha=-1)
     return out
 
 
-def _near(points: _Points, block: int, at: Tensor, excess: Tensor, size: Tensor, norm: Tensor, w: Tensor) -> Tensor:
-    """Pairs that α − τ (m, C, k) of objects `at` and its size leave undecided.
+def _by_candidate(points: _Points, block: Tensor, ghat: list[tuple[Tensor, Tensor]], tau: Tensor) -> Tensor:
+    """α − τ (k, step) of candidates with gradients (k, o) ⊗ (k, i) and τ (k,), each with a block (k,), which are in order."""
+    out = points.b32[block].sub_(tau[:, None])
+    sizes = torch.bincount(block, minlength=len(points.low)).tolist()
+    for (left, right), whole in zip(ghat, points.U, strict=True):
+        gradients = (left[:, :, None] * right[:, None, :]).flatten(1)
+        for some, part, U in zip(out.split(sizes), gradients.split(sizes), whole.flatten(2), strict=True):
+            if len(some):
+                some.addmm_(part, U.T, alpha=-1)
+    return out
 
-    Objects, labels, points and whether it counts them as above, (4, pairs).
-    """
-    x, y = (~(size.amin(-1) > w + points.most_u[block] + norm * points.most_v[block])).nonzero(as_tuple=True)
-    if not len(x):
-        return torch.zeros(4, 0, dtype=torch.long)
-    own = points.blocks[block]
-    row, i = (~(size[x, y] > points.u[own] + points.v[own] * norm[x, y, None] + w[x, y, None])).nonzero(as_tuple=True)
-    x, y = x[row], y[row]
-    return torch.stack([at[x], y, i + own.start, (~torch.signbit(excess[x, y, i])).long()])
+
+class _Found:
+    """Points above candidates (m·C,), as float32 has it, and the pairs that it leaves undecided."""
+
+    def __init__(self, points: _Points, above: Tensor, norm: Tensor, w: Tensor):
+        self.points, self.above, self.norm, self.w = points, above, norm, w
+        self.near, self.pairs, self.formed = [torch.zeros(3, 0, dtype=torch.long)], 0, 0
+
+    def add(self, excess: Tensor, candidate: Tensor, block: Tensor, longer: float) -> None:
+        """Count one of the cells. Near pairs are candidates, points and whether they are counted, (3, pairs)."""
+        points, size = self.points, torch.empty_like(excess)
+        bits = torch.bitwise_right_shift(excess.view(torch.int32), 31, out=size.view(torch.int32))
+        # Signs: three times faster than comparisons.
+        self.above.index_add_(0, candidate, (points.step + bits.sum(-1, dtype=torch.int32)).double())
+        norm, w = longer * self.norm.index_select(0, candidate), self.w.index_select(0, candidate)
+        torch.abs(excess, out=size)
+        row = (~(size.amin(-1) > w + points.most_u[block] + norm * points.most_v[block])).nonzero()[:, 0]
+        self.formed += len(candidate) * points.step
+        if not len(row):
+            return
+        block = block.expand(len(candidate))[row]
+        least = points.u[block] + points.v[block] * norm[row, None] + w[row, None]
+        at, i = (~(size[row] > least)).nonzero(as_tuple=True)
+        counted = ~torch.signbit(excess[row[at], i])
+        self.near.append(torch.stack([candidate[row[at]], block[at] * points.step + i, counted.long()]))
+        self.pairs += len(i)
 
 
 def _again(points: _Points, ghat: list[Rows], tau: Tensor, above: Tensor, found: Tensor) -> Tensor:
-    """Counts (2, m, C) with the pairs found, as objects, labels, points and whether they were counted (4, pairs), formed in float64."""
+    """Counts (2, m, C) with the pairs found, as candidates, points and whether they were counted (3, pairs), formed in float64."""
     training, counts = points.training, torch.stack([above, torch.zeros_like(above)])
-    for x, y, i, counted in found.split(max(1, training.memory // 64 // training.problem.p), dim=1):
+    for c, i, counted in found.split(max(1, training.memory // 64 // training.problem.p), dim=1):
+        x, y = c // tau.shape[1], c % tau.shape[1]
         alpha = points.b[i]
         for rows, whole in zip(ghat, points.solved, strict=True):
             assert rows.right is not None  # there is no prefix
