@@ -12,11 +12,13 @@ from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.model_selection import KFold, ShuffleSplit
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from skorch import NeuralNetClassifier
 
@@ -25,6 +27,7 @@ from fullconformal import (
     ConformalWarning,
     CrossConformalClassifier,
     CVPlusClassifier,
+    FullConformalClassifier,
     JackknifePlusClassifier,
     SplitConformalClassifier,
 )
@@ -328,3 +331,72 @@ def test_labels_of_several_kinds_are_refused_in_words(method):
     y = np.array(["a", 3, "b"] * 20, dtype=object)
     with pytest.raises(ValueError, match="y mixes labels of several kinds, int, str"):
         method().fit(RNG.normal(size=(60, 2)), y)
+
+
+@pytest.mark.parametrize("names", [np.array([1, 2, 3]), np.array(["a", "b", "c"])])
+@pytest.mark.parametrize("method", [*METHODS, FullConformalClassifier])
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_classifiers_see_the_labels_that_users_gave(method, names):
+    """What they are told of a class, by its name, goes to that class."""
+    options = {"method": "exact"} if method is FullConformalClassifier else {"random_state": 0}
+    weight = {names.tolist()[0]: 1.0, names.tolist()[1]: 1e6, names.tolist()[2]: 1.0}
+    clf = method(DecisionTreeClassifier(max_depth=1, class_weight=weight, random_state=0), **options).fit(X, names[Y])
+    assert clf.predict_proba(X)[:, 1].mean() > 0.6 and clf.predict_set(X[:2]).shape == (2, 3)
+
+
+class InTheirOrder(GaussianNB):
+    """A classifier whose classes are in an order of its own."""
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        self.known_, self.classes_ = self.classes_, self.classes_[[2, 0, 1]]
+        return self
+
+    def predict_proba(self, X):
+        inner = GaussianNB()
+        inner.__dict__.update({**vars(self), "classes_": self.known_})
+        return inner.predict_proba(X)[:, [2, 0, 1]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("prefit", [False, True])
+def test_classes_may_be_in_an_order_of_the_classifiers_own(method, prefit):
+    if prefit and method is not SplitConformalClassifier:
+        return
+    labels = np.array(["high", "low", "mid"])[Y]
+    options = {"random_state": 0, "confidence_level": 0.8} | ({"prefit": True} if prefit else {})
+    found, usual = (
+        method(model.fit(X[::2], labels[::2]) if prefit else model, **options).fit(X, labels)
+        for model in (InTheirOrder(), GaussianNB())
+    )
+    order = [found.classes_.tolist().index(label) for label in usual.classes_.tolist()]
+    assert np.allclose(found.predict_epsilon(X)[:, order], usual.predict_epsilon(X))
+    assert np.array_equal(found.predict(X), usual.predict(X))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_frozen_classifiers_are_left_as_they_are(method):
+    fitted = GaussianNB().fit(X, Y)
+    clf = method(FrozenEstimator(fitted), random_state=0, confidence_level=0.8).fit(X, Y)
+    np.testing.assert_allclose(clf.predict_proba(X), fitted.predict_proba(X))
+
+
+class Odd(GaussianNB):
+    """A classifier whose probabilities are as odd as it is told."""
+
+    def __init__(self, odd=None):
+        super().__init__()
+        self.odd = odd
+
+    def predict_proba(self, X):
+        return self.odd(super().predict_proba(X))
+
+
+@pytest.mark.parametrize(("odd", "message"), [
+    (lambda p: np.where(np.arange(len(p))[:, None] == 2, np.nan, p), "object 2 of those to be calibrated with .* no numbers"),
+    (lambda p: p[:, :2], r"estimator=Odd: predict_proba gave \(\d+, 2\) numbers; .* \(\d+, 3\)"),
+    (lambda p: [p, p], r"estimator=Odd: predict_proba gave \(2, \d+, 3\) numbers"),
+])  # fmt: skip
+def test_odd_probabilities_are_told(odd, message):
+    with pytest.raises(ValueError, match=message):
+        SplitConformalClassifier(Odd(odd), random_state=0).fit(X, Y)

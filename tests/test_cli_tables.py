@@ -431,3 +431,13 @@ def test_what_is_read_is_not_written_over(people, tmp_path):
                   ("report", model, old, "-o", model), ("compare", old, "--target", "income", "-o", old)):  # fmt: skip
         assert "would replace the file that is read" in refused(*words)
     assert (old.read_bytes(), model.read_bytes()) == before
+
+
+@pytest.mark.parametrize("how", [["--json"], ["-q", "-o", "out.csv"]])
+def test_a_method_that_failed_is_told_where_there_is_no_table(how, tmp_path, monkeypatch):
+    """Twelve rows are too few to tune RAPS on."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    pd.DataFrame({"x": rng.normal(size=16), "y": ["a", "b"] * 8}).to_csv("few.csv", index=False)
+    result = ok("compare", "few.csv", "--target", "y", "--confidence", 0.7, *how)
+    assert "RAPS failed: ValueError: " in result.stderr and "too few to tune RAPS" in result.stderr

@@ -188,3 +188,17 @@ def test_bad_slices(X, options, message):
 def test_bad_bins(bins):
     with pytest.raises(ValueError, match=r"bins must be whole numbers that increase from 0 to at most 3"):
         metrics.size_stratified_coverage(SETS, np.zeros(50, dtype=int), bins=bins)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_worst_slice_holds_all_equal_objects_or_none(seed):
+    """Objects of few kinds lie on the ends of a slab, which products summed in another order would miss."""
+    rng = np.random.default_rng(seed)
+    X = rng.integers(2, size=(200, 7)) * rng.normal(size=7)
+    y = rng.integers(2, size=200)
+    slab = metrics.worst_slice_coverage(
+        X, np.eye(2, dtype=bool)[rng.integers(2, size=200)], y, delta=0.2, random_state=0
+    )
+    other = np.array_split(np.random.default_rng(0).permutation(200), 2)[1]
+    z = np.array([sum(a * b for a, b in zip(x, slab.direction, strict=True)) for x in X[other]])
+    assert slab.points == ((slab.lo - 1e-12 <= z) & (z <= slab.hi + 1e-12)).sum()

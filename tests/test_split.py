@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from oracles import label_score
 from sklearn.datasets import load_iris, make_classification
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -12,7 +13,7 @@ from sklearn.neural_network import MLPClassifier
 
 from fullconformal import AggregatedConformalClassifier, CrossConformalClassifier, SplitConformalClassifier
 from fullconformal.models import mlp
-from fullconformal.scores.adaptive import LAMBDAS, SCORES
+from fullconformal.scores.adaptive import LAMBDAS, SCORES, raps, threshold
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 RAPS = {"k_reg": 1, "lambda_reg": 0.1}
@@ -97,6 +98,47 @@ def test_randomised_scores_are_a_function_of_the_seed_and_the_object(data):
     assert np.array_equal(unseeded.predict_p(objects), unseeded.predict_p(objects))
     # The uniform that breaks ties is not the one that randomises the score.
     assert abs(np.corrcoef(clf._score_uniforms(objects), clf._smoothing(objects, True)[:, 0])[0, 1]) < 0.5
+
+
+def test_equal_objects_of_a_batch_have_uniforms_of_their_own(data):
+    """Their errors would else be the same, and the coverage of a hundred equal objects that of one."""
+    X, y, objects, model = data
+    clf = SplitConformalClassifier(model, prefit=True, conformity_score="aps", random_state=0).fit(X, y)
+    batch = np.repeat(objects[:1], 2000, axis=0)
+    u = clf._score_uniforms(batch)
+    assert len(set(u)) == 2000 and abs(u.mean() - 0.5) < 5 * (1 / 12 / 2000) ** 0.5
+    assert u[0] == clf._score_uniforms(objects)[0]  # the first is as it is alone
+    assert np.array_equal(u[:7], clf._score_uniforms(np.concatenate([objects[1:3], batch[:7]]))[2:])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("randomized", [True, False])
+@pytest.mark.parametrize("allow_empty", [True, False])
+def test_raps_of_a_sure_model_ties_what_is_tied_only(dtype, randomized, allow_empty):
+    """Without a penalty it is APS; with one its sets are those of the quantile rule. Scores of a sure model crowd at whole numbers."""
+    X, y = make_classification(
+        1500, 8, n_informative=8, n_redundant=0, n_classes=6, n_clusters_per_class=1, random_state=0
+    )
+    X, objects = X.astype(dtype), X[1000:].astype(dtype)
+    sure = mlp(8, (), 6).to(torch.float32 if dtype == np.float32 else torch.float64)
+    centres = torch.as_tensor(np.stack([X[:500][y[:500] == k].mean(0) for k in range(6)])).to(sure[0].weight)
+    with torch.no_grad():
+        sure[0].weight.copy_(12 * centres)
+        sure[0].bias.copy_(-6 * (centres**2).sum(1))
+    options = {"prefit": True, "randomized": randomized, "allow_empty": allow_empty, "random_state": 0}
+
+    def made(score, **of_raps):
+        clf = SplitConformalClassifier(sure, conformity_score=score, **options, **of_raps).fit(X[500:1000], y[500:1000])
+        return clf, clf.predict_epsilon(objects)
+
+    assert np.array_equal(made("raps", k_reg=1, lambda_reg=0.0)[1], made("aps")[1])
+    clf, found = made("raps", k_reg=2, lambda_reg=0.01)
+    proba = clf.predict_proba(objects)
+    scores = raps(proba, 2, 0.01, clf._score_uniforms(objects), never_empty=not allow_empty)
+    for level in (0.8, 0.95):
+        literal = scores <= threshold(clf._parts[0].ordered[0], 1 - level) + 1e-15
+        literal |= ~literal.any(1, keepdims=True) & (scores == scores.min(1, keepdims=True)) & (not allow_empty)
+        assert abs((found > 1 - level).sum() - literal.sum()) <= 0.01 * literal.sum()
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -76,6 +76,8 @@ def compare(
     if as_json and not beside:
         print_json(json_rows(comparison.to_frame()))
     talk.show(comparison)
+    for name, error in comparison.errors.items() if talk.quiet else ():  # the table tells of them
+        click.echo(f"{name} failed: {type(error).__name__}: {error}", err=True)
     if out is not None and not beside:
         talk.say(f"\nall figures: {out}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -263,15 +264,21 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return (labelled or isinstance(y, str)) and bool(np.isfinite(X.sum()))
 
     def _uniform(self, X: Any, n_classes: int, seed: int | None = None) -> npt.NDArray[np.float64]:
-        """The uniforms (m, C) of smoothed p-values: one an object, a function of the seed and the object alone.
+        """The uniforms (m, C) of smoothed p-values: one an object, a function of the seed, the object, and how many equal ones came before.
 
-        So an object has the same p-values in any batch, and objects that come one at a time do not share a uniform.
+        So an object has the same p-values in any batch, objects that come one at a time do not share a uniform, and neither do equal
+        objects in a batch: their errors would be the same, and coverage would depend on the seed as if there were few objects.
         """
         if seed is None:
             seed = int(check_random_state(getattr(self, "random_state", None)).randint(2**31))
         key = seed.to_bytes(8, "big")
-        digests = (blake2b(content, digest_size=8, key=key).digest() for content in contents(X))
-        u = np.array([int.from_bytes(digest, "big") / 2**64 for digest in digests])
+        u, seen = np.empty(_num_samples(X)), Counter[bytes]()
+        for row, content in enumerate(contents(X)):
+            digest = own = blake2b(content, digest_size=8, key=key).digest()
+            if before := seen[own]:
+                digest = blake2b(own + before.to_bytes(8, "big"), digest_size=8, key=key).digest()
+            seen[own] += 1
+            u[row] = int.from_bytes(digest, "big") / 2**64
         return np.broadcast_to(u[:, None], (len(u), n_classes))
 
 

@@ -28,7 +28,7 @@ from fullconformal.estimators.checks import (
 )
 from fullconformal.estimators.engines import finite_rows
 from fullconformal.estimators.fitting import Settings, fit_problem, fit_transformer, transform
-from fullconformal.estimators.refits import FitScore, LogProba
+from fullconformal.estimators.refits import FitScore, LogProba, columns
 from fullconformal.estimators.wrapping import check_estimator_kind, split_pipeline
 from fullconformal.models.adapters import is_skorch
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
@@ -70,14 +70,13 @@ def fit_model(estimator: Any, X: Any, y: IntArray, classes: npt.NDArray[Any], se
     head, final = split_pipeline(estimator)
     every = np.arange(len(classes))
     if not trained_here(final) and not is_skorch(final):  # one of scikit-learn's kind, a whole Pipeline too
-        return LogProba(
-            estimator if settings.prefit else _seeded(estimator, settings.seed).fit(X, y), every, len(every)
-        )
+        fitted = estimator if settings.prefit else _seeded(estimator, settings.seed).fit(X, classes[y])
+        return LogProba(fitted, columns(fitted, classes, every), len(every))
     head, X = fit_transformer(head, X, y, settings.prefit)
     if trained_here(final):
         model = LogProba(fit_problem(final, X, y, classes, settings), every, len(every))
     else:
-        model = LogProba(final, every, len(every)) if settings.prefit else FitScore(final, settings, len(every))(X, y)
+        model = LogProba(final, every, len(every)) if settings.prefit else FitScore(final, settings, classes)(X, y)
     return model if head is None else Piped(head, model)
 
 
@@ -90,7 +89,9 @@ def _seeded(estimator: Any, seed: int) -> Any:
     """A clone whose random states that were left open, a Pipeline's steps included, are seeded."""
     estimator = clone(estimator)
     unset = [k for k, v in estimator.get_params().items() if k.split("__")[-1] == "random_state" and v is None]
-    return estimator.set_params(**dict.fromkeys(unset, seed))
+    if unset:
+        estimator.set_params(**dict.fromkeys(unset, seed))
+    return estimator
 
 
 def _fit_and_apply(
@@ -99,7 +100,7 @@ def _fit_and_apply(
     """A model fitted to the first half of a part, and its log-probabilities of the second."""
     train, rest = part
     model = fit_model(estimator, _safe_indexing(X, train), y[train], classes, settings)
-    return model, model(_safe_indexing(X, rest))
+    return model, finite_rows(model(_safe_indexing(X, rest)), "to be calibrated with")
 
 
 class CalibratedClassifier(ConformalClassifier):
@@ -230,8 +231,7 @@ class CalibratedClassifier(ConformalClassifier):
             log_proba,
             self.conformity_score,
             uniform if self._is_random else None,
-            k_reg=getattr(self, "k_reg_", self.k_reg) or 0,
-            lambda_reg=getattr(self, "lambda_reg_", self.lambda_reg) or 0.0,
+            **self._raps,
             never_empty=not getattr(self, "allow_empty", True),
         )
 
@@ -271,4 +271,10 @@ class CalibratedClassifier(ConformalClassifier):
 
     def _rounding(self, scores: FloatArray, log_proba: FloatArray, eps: float) -> FloatArray:
         """Scores (m, C) closer than this are tied: equal objects in batches of different sizes have scores that differ so."""
-        return rounding(scores, self.conformity_score, log_proba, eps)
+        return rounding(scores, self.conformity_score, log_proba, eps, **self._raps)
+
+    @property
+    def _raps(self) -> dict[str, Any]:
+        """The parameters of RAPS, given or tuned."""
+        k_reg, lambda_reg = (getattr(self, f"{name}_", getattr(self, name)) for name in ("k_reg", "lambda_reg"))
+        return {"k_reg": k_reg or 0, "lambda_reg": lambda_reg or 0.0}

@@ -64,7 +64,12 @@ class PlusRule:
             "guarantees 1 − 2ε. predict_epsilon(X) gives the largest ε at which each label is still in the set, by that rule."
         )
 
-    def _epsilon(self, X: Any) -> Any:
+    def _epsilon(self, X: Any, **options: Any) -> Any:
+        if options:
+            raise TypeError(
+                f"{type(self).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
+                "which leaves no ties to be broken; leave it out."
+            )
         return self._rank(X)  # type: ignore[attr-defined]
 
 

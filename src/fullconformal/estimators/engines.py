@@ -216,12 +216,12 @@ def shard_counts(
     return np.stack([out.greater, out.equal])
 
 
-def finite_rows(log_proba: FloatArray) -> FloatArray:
+def finite_rows(log_proba: FloatArray, what: str = "to be predicted") -> FloatArray:
     """Log-probabilities (m, C) as they are; an error where a row of them is no number."""
     if np.isnan(log_proba.sum()):
         row = int(np.isnan(log_proba).any(1).argmax())
         raise ValueError(
-            f"the model's probabilities of object {row} of those to be predicted (counted from 0) are no numbers; leave it out, or clip it."
+            f"the model's probabilities of object {row} of those {what} (counted from 0) are no numbers; leave it out, or clip it."
         )
     return log_proba
 

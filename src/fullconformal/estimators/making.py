@@ -33,7 +33,7 @@ def make_engine(
     if method == "exact" and isinstance(final, NEIGHBORS):
         return Neighbors(final, X, y, n_classes, memory)
     if method == "exact" and not options._is_convex(final):
-        fit_score = FitScore(final, replace(settings, progress=None), n_classes)
+        fit_score = FitScore(final, replace(settings, progress=None), classes)
         return Refit(fit_score, X, y, options.n_jobs, options.checkpoint, print if options.verbose else None)
     streams = options.curvature == "last_layer_kron" or (options.curvature == "last_layer" and is_mapped(X))
     if streams and options.prefit and options.head is None and isinstance(final, nn.Module):

@@ -61,18 +61,24 @@ class FitScore:
 
     estimator: Any
     settings: Settings
-    n_classes: int
+    classes: npt.NDArray[Any]
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
 
     def __call__(self, X: Any, y: npt.NDArray[np.int64]) -> LogProba:
-        present, index = np.unique(y, return_inverse=True)
+        present = np.unique(y)
         if len(present) == 1:  # nothing to learn: the one label there is
             return LogProba(None, present, self.n_classes)
         if isinstance(self.estimator, nn.Module):
-            problem = fit_problem(self.estimator, X, y, np.arange(self.n_classes), self.settings)
+            problem = fit_problem(self.estimator, X, y, self.classes, self.settings)
             return LogProba(problem, present, self.n_classes)
+        labels = self.classes[y]
         if is_skorch(self.estimator):  # its module has an output for every class, present or not
-            present, index = np.arange(self.n_classes), y
-        return LogProba(fit_foreign(self.estimator, X, index, self.settings.seed), present, self.n_classes)
+            present, labels = np.arange(self.n_classes), y
+        fitted = fit_foreign(self.estimator, X, labels, self.settings.seed)
+        return LogProba(fitted, columns(fitted, self.classes, present), self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,13 @@ class LogProba:
             out[:, self.present] = 0.0
         else:
             X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
-            out[:, self.present] = _log(self.model.predict_proba(X))
+            proba = self.model.predict_proba(X)
+            if np.shape(proba) != (len(out), len(self.present)):
+                raise ValueError(
+                    f"estimator={type(self.model).__name__}: predict_proba gave {np.shape(proba)} numbers; give a classifier with one "
+                    f"probability an object and class, {(len(out), len(self.present))}."
+                )
+            out[:, self.present] = _log(np.asarray(proba))
         return out
 
     def precision(self, X: Any) -> float:
@@ -138,6 +150,15 @@ def settings_of(estimator: Any) -> list[tuple[str, str]]:
         return [("", repr(estimator)), *((k, sha256(v.cpu().numpy().tobytes()).hexdigest()) for k, v in state)]
     parameters = [(k, v) for k, v in sorted(estimator.get_params(deep=True).items()) if not hasattr(v, "get_params")]
     return [(type(estimator).__name__, ""), *((k, repr(v)) for k, v in parameters)]
+
+
+def columns(fitted: Any, classes: npt.NDArray[Any], present: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Which of the classes (C,) each column of a fitted classifier's probabilities is of; those present where it does not tell."""
+    own = getattr(fitted, "classes_", None)
+    if is_skorch(fitted) or own is None or set(np.asarray(own).tolist()) != set(classes[present].tolist()):
+        return present
+    place = {label: k for k, label in enumerate(classes.tolist())}
+    return np.array([place[label] for label in np.asarray(own).tolist()])
 
 
 def _log(proba: npt.NDArray[Any]) -> FloatArray:

@@ -14,6 +14,7 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
 from fullconformal.estimators.checks import check_option, check_whole
+from fullconformal.estimators.engines import finite_rows
 from fullconformal.estimators.wrapping import split_pipeline
 from fullconformal.scores.adaptive import tune_raps
 from fullconformal.sets import likeliest
@@ -66,8 +67,8 @@ class SplitConformalClassifier(SplittingClassifier):
     lambda_reg : float, optional
         RAPS: the cost λ of each further label. By default the one of 0.001, 0.01, 0.1, 0.2, 0.5 with the smallest sets there.
     allow_empty : bool, default=True
-        False always includes the likeliest label ("aps" and "raps" then do not randomise it, as published). Such sets have
-        no p-values: use `predict_epsilon`.
+        False always includes the label of largest p-value, of equal ones the likeliest ("aps" and "raps" then do not randomise the
+        model's likeliest label, as published). Such sets have no p-values: use `predict_epsilon`.
     confidence_level : float, default=0.9
         Of the sets, where `predict_set` is not told otherwise; and that for which RAPS is tuned.
     class_conditional : bool, default=False
@@ -113,7 +114,7 @@ class SplitConformalClassifier(SplittingClassifier):
         if self.prefit:
             rest = rng.permutation(len(index))
             model = fit_model(self.estimator, X, index, self.classes_, self._settings(prefit=True))
-            log_proba = model(X)[rest]
+            log_proba = finite_rows(model(X), "to be calibrated with")[rest]
         else:
             part = self._split(index, self._seed, "the training part")
             ((model, log_proba),) = self._fit_parts(X, index, [part])
@@ -141,7 +142,8 @@ class SplitConformalClassifier(SplittingClassifier):
             raise ValueError(
                 f"y holds labels the fitted estimator does not know: {unseen[:5]}; its classes are {known.tolist()}."
             )
-        return known, np.searchsorted(known, y)
+        order = np.argsort(known)
+        return known, order[np.searchsorted(known, y, sorter=order)]
 
     def _tune(self, log_proba: npt.NDArray[np.float64], y: IntArray, uniform: npt.NDArray[np.float64]) -> slice:
         """Choose the parameters of RAPS that were left open; the calibration points that did not serve for it."""
@@ -189,7 +191,7 @@ class SplitConformalClassifier(SplittingClassifier):
 class AggregatedConformalClassifier(SplittingClassifier):
     """Aggregated conformal prediction (Carlsson, Eklund and Norinder 2014): p-values of several split predictors, combined.
 
-    Sets are steadier and often smaller than those of one split. They hold the true label with probability at least
+    Sets are steadier than those of one split, and often a little larger. They hold the true label with probability at least
     1 − 2ε, twice the error asked for: that is what a mean or median of dependent p-values guarantees. In practice the error is mostly below
     ε, because averaging draws p-values to the middle.
 

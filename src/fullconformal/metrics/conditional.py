@@ -178,7 +178,8 @@ def worst_slice_coverage(
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     k, lo, hi = _worst_slab(directions, X[one], hit[one], int(np.ceil(delta * len(one))))
     z = X[other] @ directions[k]
-    inside = hit[other][(lo <= z) & (z <= hi)]
+    slack = 2 * np.finfo(np.float64).eps * X.shape[1] * np.abs(X).max()  # equal objects may miss the ends by rounding
+    inside = hit[other][(lo - slack <= z) & (z <= hi + slack)]
     found = mean(inside) if len(inside) else Estimate(float("nan"), float("nan"))
     return Slab(found, len(inside), directions[k], lo, hi)
 

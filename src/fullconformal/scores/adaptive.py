@@ -53,11 +53,13 @@ def score_labels(
     return raps(proba, k_reg, lambda_reg, uniform, never_empty=never_empty)
 
 
-def rounding(scores: FloatArray, score: str, log_proba: FloatArray, eps: float) -> FloatArray:
-    """How far scores (m, C) may be from those of the same objects in another batch, by a model of precision eps.
+def rounding(
+    scores: FloatArray, score: str, log_proba: FloatArray, eps: float, *, k_reg: int = 0, lambda_reg: float = 0.0
+) -> FloatArray:
+    """How far scores (..., C) may be from those of the same objects in another batch, by a model of precision eps.
 
     A batch of another size is multiplied in another order: logits differ by δ, 32 units of their range, −log π_y hence by up to
-    2δ(1 − π_y), π_y by 2δπ_y(1 − π_y), and what is had from probabilities by sums and differences by 4δ(1 − |s|).
+    2δ(1 − π_y), π_y by 2δπ_y(1 − π_y), and what is had from probabilities by sums and differences by 4δ(1 − |s|). What RAPS adds is exact.
     """
     delta = 32 * eps * (1 + np.minimum(np.ptp(log_proba, axis=-1, keepdims=True), 1e3))
     if score == "loss":
@@ -65,7 +67,11 @@ def rounding(scores: FloatArray, score: str, log_proba: FloatArray, eps: float) 
     elif score == "lac":
         share = scores * (1 - scores)
     else:
-        share = np.full_like(scores, 2.0) if score == "raps" else 2 * np.maximum(1 - np.abs(scores), 0)
+        added: FloatArray | float = 0.0
+        if score == "raps":
+            rows = np.exp(log_proba).reshape(-1, scores.shape[-1])
+            added = penalties(rows, k_reg, lambda_reg).reshape(scores.shape)
+        share = 2 * np.maximum(1 - np.abs(scores - added), 0)
     own = 4 * np.finfo(np.float64).eps * np.clip(np.abs(scores), 1, 1e3)
     out: FloatArray = 2 * delta * share + own
     return out
@@ -109,8 +115,13 @@ def raps(
     never_empty: bool = False,
 ) -> FloatArray:
     """The same plus λ for each rank beyond k_reg (m, C)."""
-    excess = np.maximum(ranks(proba)[1] + 1 - k_reg, 0)
-    return aps(proba, uniform, never_empty=never_empty) + lambda_reg * excess
+    return aps(proba, uniform, never_empty=never_empty) + penalties(proba, k_reg, lambda_reg)
+
+
+def penalties(proba: FloatArray, k_reg: int, lambda_reg: float) -> FloatArray:
+    """What RAPS adds (m, C)."""
+    out: FloatArray = lambda_reg * np.maximum(ranks(proba)[1] + 1 - k_reg, 0)
+    return out
 
 
 def threshold(scores: FloatArray, epsilon: float) -> float:
