@@ -40,7 +40,7 @@ sphinx_gallery_conf = {
 }
 
 # Pages without pages below them have nothing to navigate to.
-html_sidebars = {page: [] for page in ("index", "tutorial", "choose", "maths", "peers", "extending")}
+html_sidebars = {page: [] for page in ("index", "tutorial", "choose", "trust", "costs", "maths", "findings", "peers", "extending")}
 html_theme = "pydata_sphinx_theme"
 html_title = "fullconformal"
 html_static_path = ["_static"]
@@ -49,7 +49,8 @@ html_math_renderer = "mathml"
 html_theme_options = {
     "show_prev_next": True,
     "navbar_align": "left",
-    "secondary_sidebar_items": ["page-toc"],
+    "header_links_before_dropdown": 6,
+    "secondary_sidebar_items": {"**": ["page-toc"], "howto/*": []},  # short pages, whose code needs the room
     "footer_start": ["copyright"],
     "footer_end": [],
 }
