@@ -40,7 +40,10 @@ sphinx_gallery_conf = {
 }
 
 # Pages without pages below them have nothing to navigate to.
-html_sidebars = {page: [] for page in ("index", "tutorial", "choose", "trust", "costs", "maths", "findings", "peers", "extending")}
+html_sidebars = {
+    page: [] for page in ("index", "tutorial", "choose", "trust", "costs", "maths", "findings", "peers", "extending")
+}
+howto = [f"howto/{page.stem}" for page in sorted((Path(__file__).parent / "howto").glob("*.rst"))]
 html_theme = "pydata_sphinx_theme"
 html_title = "fullconformal"
 html_static_path = ["_static"]
@@ -50,7 +53,7 @@ html_theme_options = {
     "show_prev_next": True,
     "navbar_align": "left",
     "header_links_before_dropdown": 6,
-    "secondary_sidebar_items": {"**": ["page-toc"], "howto/*": []},  # short pages, whose code needs the room
+    "secondary_sidebar_items": {"**": ["page-toc"], **{page: [] for page in howto}},  # their code needs the room
     "footer_start": ["copyright"],
     "footer_end": [],
 }
