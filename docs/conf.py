@@ -52,6 +52,7 @@ html_math_renderer = "mathml"
 html_theme_options = {
     "show_prev_next": True,
     "navbar_align": "left",
+    "navbar_persistent": ["search-button"],
     "header_links_before_dropdown": 6,
     "secondary_sidebar_items": {"**": ["page-toc"], **{page: [] for page in howto}},  # their code needs the room
     "footer_start": ["copyright"],
