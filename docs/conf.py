@@ -37,6 +37,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "remove_config_comments": True,
+    "write_computation_times": False,  # a page that would fetch scripts from elsewhere
 }
 
 # Pages without pages below them have nothing to navigate to.
