@@ -47,5 +47,5 @@ paper: $(STAMP)  ## the paper's tables and figures in full, into paper/results; 
 	$(BIN)/python -m paper.page paper/results
 
 clean:  ## remove the environment, caches and build outputs
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist fullconformal-demo*
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/_build docs/gallery docs/generated fullconformal-demo*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,10 +37,14 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "remove_config_comments": True,
+    "write_computation_times": False,  # a page that would fetch scripts from elsewhere
 }
 
 # Pages without pages below them have nothing to navigate to.
-html_sidebars = {page: [] for page in ("index", "tutorial", "choose", "maths", "peers", "extending")}
+html_sidebars = {
+    page: [] for page in ("index", "tutorial", "choose", "trust", "costs", "maths", "findings", "peers", "extending")
+}
+howto = [f"howto/{page.stem}" for page in sorted((Path(__file__).parent / "howto").glob("*.rst"))]
 html_theme = "pydata_sphinx_theme"
 html_title = "fullconformal"
 html_static_path = ["_static"]
@@ -49,7 +53,9 @@ html_math_renderer = "mathml"
 html_theme_options = {
     "show_prev_next": True,
     "navbar_align": "left",
-    "secondary_sidebar_items": ["page-toc"],
+    "navbar_persistent": ["search-button"],
+    "header_links_before_dropdown": 6,
+    "secondary_sidebar_items": {"**": ["page-toc"], **{page: [] for page in howto}},  # their code needs the room
     "footer_start": ["copyright"],
     "footer_end": [],
 }

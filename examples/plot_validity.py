@@ -1,6 +1,6 @@
 """
-When to trust an approximation
-==============================
+Where an approximation fails
+============================
 
 Forty points with fifteen features, again and again: how often does the set miss the true label when 10 % misses are asked for?
 Influence functions approximate full conformal prediction from one fit and fail here, because removing one of so few points is no small

@@ -191,9 +191,9 @@ class SplitConformalClassifier(SplittingClassifier):
 class AggregatedConformalClassifier(SplittingClassifier):
     """Aggregated conformal prediction (Carlsson, Eklund and Norinder 2014): p-values of several split predictors, combined.
 
-    Sets are steadier than those of one split, and often a little larger. They hold the true label with probability at least
-    1 − 2ε, twice the error asked for: that is what a mean or median of dependent p-values guarantees. In practice the error is mostly below
-    ε, because averaging draws p-values to the middle.
+    Sets are steadier than those of one split. They hold the true label with probability at least 1 − 2ε, twice the error asked for: that
+    is what a mean or median of dependent p-values guarantees. In practice the error is mostly below ε, and sets are larger than need be,
+    because averaging draws p-values to the middle.
 
     Parameters
     ----------
