@@ -50,7 +50,6 @@ class Base:
     inverse: Tensor
     kappa: float
     error: float
-    gradient: float
 
     def coefficients(self) -> Tensor:
         """Weights as scikit-learn has them: (1, d) for two classes, else (C, d) whose rows sum to zero."""
@@ -153,7 +152,7 @@ def base_fit(bag: LinearBag) -> Base:
     theta = _newton(bag, None, start[:, :, None])
     fits, C, kappa = _certified(bag, None, theta)
     H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))))
-    return Base(theta[:, :, 0], H[0], C.inverse[0], float(kappa), float(fits.error), float(fits.gradient.abs().max()))
+    return Base(theta[:, :, 0], H[0], C.inverse[0], float(kappa), float(fits.error))
 
 
 def _certified(bag: LinearBag, change: Change | None, theta: Tensor) -> tuple[Fits, Curvature, Tensor]:

@@ -52,10 +52,9 @@ class Symmetric(Differentiable):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         self.foretell(len(X))
-        out = symmetric_counts(
+        return symmetric_counts(
             self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory
         )
-        return out.greater, out.equal
 
     def foretell(self, m: int) -> None:
         """Warn where all candidates will take long."""
@@ -78,8 +77,7 @@ class Symmetric(Differentiable):
 
     def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
-        out = symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
-        return out.lower, out.upper
+        return symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
 
 
 class Exact(Symmetric):
@@ -88,8 +86,7 @@ class Exact(Symmetric):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
-        out = exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
-        return out.greater, out.equal
+        return exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
 
     def scores(self, X: Any, query: Query) -> None:
         return None
