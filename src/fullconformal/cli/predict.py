@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fullconformal.cli.common import (
-    LEVEL,
-    Talk,
-    check_output,
-    json_option,
-    note,
-    print_json,
-    quiet_option,
-    write_table,
-)
+from fullconformal.cli.common import LEVEL, Talk, check_output, json_option, note, print_json, quiet_option, write_table
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import click
 
-from fullconformal.cli.common import (
-    Talk,
-    bytes_in_words,
-    check_output,
-    missing_option,
-    quiet_option,
-    without_missing,
-)
+from fullconformal.cli.common import Talk, bytes_in_words, check_output, missing_option, quiet_option, without_missing
 
 
 @click.command()

@@ -15,16 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.convex.bag import (
-    EPS,
-    Change,
-    LinearBag,
-    at_points,
-    gradient,
-    logits,
-    objective,
-    residuals,
-)
+from fullconformal.convex.bag import EPS, Change, LinearBag, at_points, gradient, logits, objective, residuals
 from fullconformal.convex.hessian import Curvature, curvature, factor, hessian
 from fullconformal.convex.loss import pairs, probabilities, range_of, residual, second, spread, unpacked
 
@@ -226,11 +217,7 @@ def first_step(bag: LinearBag, change: Change, chord: Chord | None = None) -> Te
 
 @torch.no_grad()
 def refit(
-    bag: LinearBag,
-    change: Change,
-    theta: Tensor | None = None,
-    stop: Stop | None = None,
-    tolerance: float = CONVERGED,
+    bag: LinearBag, change: Change, theta: Tensor | None = None, stop: Stop | None = None, tolerance: float = CONVERGED
 ) -> Fits:
     """Fits of all columns' bags by chord-Newton, from Θ (d, K, B) or the first step; by Newton where that does not converge.
 

@@ -188,9 +188,7 @@ def minimise(problem: Problem) -> None:
     def step(theta: Tensor, g: Tensor) -> Tensor:
         nonlocal factor, before
         size = float(g.abs().max())
-        if (
-            factor is None or size > before / 8
-        ):  # the last factor serves as long as a step with it gains most of a digit
+        if factor is None or size > before / 8:  # the last one serves as long as a step with it gains most of a digit
             factor = GGN().factor(problem)
         before = size
         return factor.solve(g[None])[0]

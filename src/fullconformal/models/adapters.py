@@ -22,13 +22,8 @@ from torch import nn
 
 from fullconformal.models.networks import linear, mlp
 
-MULTINOMIAL = (
-    "lbfgs",
-    "newton-cg",
-    "newton-cholesky",
-    "sag",
-    "saga",
-)  # solvers of the same objective, for any number of classes
+# Solvers of the same objective, for any number of classes.
+MULTINOMIAL = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
 
 
 class Adapted(NamedTuple):
