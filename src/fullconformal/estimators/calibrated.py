@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import ConformalClassifier, first_rows, progress_bar, warn_unreachable
+from fullconformal.estimators.base import ConformalClassifier, warn_unreachable
 from fullconformal.estimators.checks import (
     check_flag,
     check_flags,
@@ -24,13 +24,14 @@ from fullconformal.estimators.checks import (
     check_option,
     check_running,
     check_whole,
-    encode_labels,
 )
 from fullconformal.estimators.engines import finite_rows
 from fullconformal.estimators.fitting import Settings, fit_problem, fit_transformer, transform
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.estimators.refits import FitScore, LogProba, columns
 from fullconformal.estimators.wrapping import check_estimator_kind, split_pipeline
 from fullconformal.models.adapters import is_skorch
+from fullconformal.report.progress import progress_bar
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
 from fullconformal.sets import check_levels
 

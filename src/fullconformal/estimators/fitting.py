@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
-from fullconformal.estimators.checks import REMEDY, check_squares, place
 from fullconformal.estimators.heads import with_new_head
+from fullconformal.estimators.inputs import REMEDY, check_squares, place
 from fullconformal.estimators.wrapping import check_classes, check_outputs
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train

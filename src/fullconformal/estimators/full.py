@@ -14,17 +14,19 @@ from sklearn.utils.validation import check_is_fitted
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
-from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar, warn_unreachable
-from fullconformal.estimators.checks import check_flag, check_weights, check_whole, encode_labels
+from fullconformal.estimators.base import ConformalWarning, warn_unreachable
+from fullconformal.estimators.checks import check_flag, check_weights, check_whole
 from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.engines import Query
 from fullconformal.estimators.fitting import Settings, fit_transformer, transform
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.estimators.large import check_stream, prefit_engine
 from fullconformal.estimators.making import make_engine
 from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions
 from fullconformal.estimators.recalibration import check_fresh, recalibrated, refined
 from fullconformal.estimators.streams import Stream, is_stream
 from fullconformal.estimators.wrapping import split_pipeline
+from fullconformal.report.progress import progress_bar
 
 
 class FullConformalClassifier(FullOptions):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sklearn.utils.validation import _num_samples, column_or_1d
 
 from fullconformal import pvalues
-from fullconformal.estimators.checks import labels
+from fullconformal.estimators.inputs import labels
 from fullconformal.scores.refits import TIED
 
 FloatArray = npt.NDArray[np.float64]
