@@ -111,7 +111,7 @@ class LinearBag:
         """Whether a bag without one of the classes has no minimiser."""
         return self.free[1]
 
-    def no_minimiser(self, change: Change | None = None) -> NoMinimiser:
+    def no_minimiser(self, change: Change | None) -> NoMinimiser:
         """The error that says why no fit of changed bags was found: there is one where all but the intercept is penalised."""
         if change is not None and (told := self._far_object(change)):
             return NoMinimiser(told)

@@ -26,13 +26,13 @@ def candidates(bag: LinearBag, X: Tensor, columns: Tensor) -> Change:
     return Change(X[row].T.contiguous(), columns % C, row=row)
 
 
-def chunks(bag: LinearBag, columns: Tensor, memory: int, planes: int = 12) -> Iterator[Tensor]:
+def chunks(bag: LinearBag, columns: Tensor, memory: int) -> Iterator[Tensor]:
     """Columns in chunks that fit the memory.
 
-    A candidate is granted so many arrays the size of the packed K × K matrices of all training points, and four Hessians.
+    A candidate is granted twelve arrays the size of the packed K × K matrices of all training points, and four Hessians.
     """
     (n, d), K = bag.X.shape, bag.K
-    width = max(1, memory // (8 * (planes * n * (K * (K + 1) // 2) + 4 * (d * K) ** 2)))
+    width = max(1, memory // (8 * (12 * n * (K * (K + 1) // 2) + 4 * (d * K) ** 2)))
     for start in range(0, len(columns), width):
         yield columns[start : start + width]
 
