@@ -16,7 +16,6 @@ import torch
 from sklearn.base import clone
 from torch import Tensor, nn
 
-from fullconformal.convex import LinearBag
 from fullconformal.curvature import CG, Factor
 from fullconformal.estimators.calibrated import Calibrated, Piped
 from fullconformal.estimators.convex import Exact, Symmetric
@@ -84,12 +83,8 @@ def unpack_symmetric(cls: type[Symmetric]) -> Callable[[Values, Unpacker], Symme
 
     def unpack(values: Values, _: Unpacker) -> Symmetric:
         engine = bare(cls, values["problem"])
-        engine.memory = expect(values["memory"], int)
-        require(engine.memory > 0, "memory")
-        problem, (block,) = engine.problem, engine.problem.blocks
-        n_classes = problem.logits(problem.X[:1]).shape[1]
-        penalty = problem.penalty.view(block.o, block.i).double()[0]
-        engine.bag = LinearBag(engine.design(problem.X), problem.y, n_classes, penalty, values["start"])
+        require(expect(values["memory"], int) > 0, "memory")
+        engine.open(values["start"], values["memory"])
         require(engine.bag.base.error < 1, "base fit")  # made here, and a bag without a minimum found
         return engine
 
