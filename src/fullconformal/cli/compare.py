@@ -84,14 +84,11 @@ def compare(
 
 def digits(model: str, test_size: float, seed: int) -> tuple[Any, ...]:
     """Digits as they are compared: objects, labels, and the classifier."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
     from fullconformal.cli.choices import classifier
+    from fullconformal.data import load_digits
 
-    X, y = load_digits(return_X_y=True)
-    parts = train_test_split(X / 16, y, test_size=test_size, random_state=seed, stratify=y)
-    return *parts, classifier(model, 64, 10, seed)[0]
+    data = load_digits(test_size, seed)
+    return data.X, data.X_test, data.y, data.y_test, classifier(model, 64, 10, seed)[0]
 
 
 def split_table(

@@ -8,19 +8,16 @@ from typing import Any
 import click
 
 from fullconformal.cli.common import Talk, bytes_in_words, json_option, print_json
+from fullconformal.cli.predictors import factory_option, load_predictor
 
 
 @click.command()
 @click.argument("predictor", type=click.Path(path_type=Path))
-@click.option("--model", default=None, metavar="MODULE:FACTORY",
-              help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@factory_option
 @json_option
 def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Say what the saved PREDICTOR is: method, classes, columns, and how far to trust it."""
-    from fullconformal.cli.choices import make_factory
-    from fullconformal.estimators.saving import load_with_notes
-
-    clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
+    clf, notes = load_predictor(predictor, model)
     notes = notes if isinstance(notes, dict) else {}
     facts = facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
