@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
+from fullconformal.cli.common import LEVEL
+
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("fullconformal-demo.png"),
               show_default=True, help="Where the figure goes; the report goes beside it, as .html.")  # fmt: skip
-@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.99, show_default=True,
-              help="Confidence level of the sets.")  # fmt: skip
+@click.option("--confidence", type=LEVEL, default=0.99, show_default=True, help="Confidence level of the sets.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of training.")
 def demo(out: Path, confidence: float, seed: int) -> None:
     """Digits, a small network, and the schemes of full CP beside split CP."""

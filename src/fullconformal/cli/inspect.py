@@ -56,7 +56,7 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {
         "predictor": type(clf).__name__,
-        "model": "logistic regression (built-in)" if final is None else one_line(repr(final)),
+        "model": "logistic regression (built-in)" if final is None else " ".join(repr(final).split()),
         "confidence_level": clf.confidence_level,
         "class_conditional": bool(clf.class_conditional),
         "classes": [str(label) for label in clf.classes_],
@@ -70,10 +70,6 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:  # exact methods have nothing to diagnose
             facts["diagnostics"], facts["warnings"] = str(error), []
     return facts | {key: notes[key] for key in ("table", "source") if key in notes}
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def in_words(names: list[str], most: int = 12) -> str:

@@ -140,11 +140,7 @@ def unpack_last_layer(values: Values, unpacker: Unpacker) -> LastLayer:
     engine.labels, engine.input_shape = expect(values["labels"], np.ndarray), expect(values["input_shape"], tuple)
     engine.damping_chosen, engine.ordered = expect(values["damping_chosen"], bool), expect(values["ordered"], bool)
     engine.memory = expect(values["memory"], int)
-    rows = [
-        engine.bag.T,
-        engine.bag.Q,
-        *(getattr(engine.bag, name) for name in ("loss", "self_influence", "y", "spread", "w")),
-    ]
+    rows = [getattr(engine.bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
     require(all(len(part) == len(rows[0]) for part in rows) and 0 < engine.n <= len(rows[0]), "training points")
     order = engine.bag.order.sort().values
     require(torch.equal(order, torch.arange(engine.n, device=order.device)), "order of the training points")
