@@ -89,7 +89,6 @@ class FoldsClassifier(PooledClassifier):
 
     def _check_params(self) -> None:
         super()._check_params()
-        self._check_raps()
         check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
         if self.cv is not None and not (hasattr(self.cv, "split") or isinstance(self.cv, list)):
             raise ValueError(

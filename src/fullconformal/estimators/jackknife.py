@@ -68,10 +68,6 @@ class JackknifePlusClassifier(PlusRule):
 
     _remedy = "leave that class out"
 
-    def _check_params(self) -> None:
-        super()._check_params()
-        self._check_raps()
-
     def fit(self, X: Any, y: Any) -> JackknifePlusClassifier:
         """Fit the model to (X, y) without each point in turn, and score that point."""
         X, index, rng = self._start(X, y)
