@@ -185,7 +185,7 @@ def minimise(problem: Problem) -> None:
     factor: Factor | None = None
     before = float("inf")
 
-    def step(theta: Tensor, g: Tensor) -> Tensor:
+    def step(g: Tensor) -> Tensor:
         nonlocal factor, before
         size = float(g.abs().max())
         if factor is None or size > before / 8:  # the last one serves as long as a step with it gains most of a digit

@@ -20,11 +20,11 @@ def newton(
     theta: Tensor,
     value: Callable[[Tensor], Tensor],
     gradient: Callable[[Tensor], Tensor],
-    step: Callable[[Tensor, Tensor], Tensor],
+    step: Callable[[Tensor], Tensor],
     tol: float,
     max_iter: int = 100,
 ) -> Tensor:
-    """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(θ, g)`` is 𝓗(θ)⁻¹g. Backtracks where a step does not decrease F."""
+    """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(g)`` is 𝓗⁻¹g there. Backtracks where a step does not decrease F."""
     F: Tensor | None = None
     for _ in range(max_iter):
         g = gradient(theta)
@@ -33,7 +33,7 @@ def newton(
         if float(g.abs().max()) <= tol:
             break
         F = value(theta) if F is None else F
-        d = step(theta, g)
+        d = step(g)
         slope = g @ d
         t, ahead = 1.0, value(theta - d)
         # Below the rounding of F no decrease can be seen, and a full Newton step is the best there is.
