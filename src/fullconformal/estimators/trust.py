@@ -8,17 +8,21 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 
+from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import warn_unreachable
 from fullconformal.estimators.checks import check_whole
 from fullconformal.estimators.engines import Engine, Query
 from fullconformal.estimators.fitting import transform
+from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.options import SCHEMES, FullOptions
-from fullconformal.estimators.recalibration import check_fresh, recalibrated, refined
 from fullconformal.report.progress import progress_bar
+from fullconformal.scores.refits import TIED
+
+FloatArray = npt.NDArray[np.float64]
 
 
 class FullTrust(FullOptions):
@@ -86,15 +90,16 @@ class FullTrust(FullOptions):
         self._recalibration = (self._meaning(), p[np.arange(len(p)), index], index)
         return self
 
-    def _refined(self, X: Any, p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _refined(self, X: Any, p: FloatArray) -> FloatArray:
         """p-values (m, C) plus less than their spacing, which orders equal ones by the model's loss."""
-        return refined(p, self._engine.log_proba(X), len(self._labels))
+        out: FloatArray = p + 0.999 / (len(self._labels) + 1) / (1 - self._engine.log_proba(X))
+        return out
 
     def _meaning(self) -> tuple[Any, ...]:
         """What the meaning of a recalibrated p-value rests on."""
         return self.scheme, self.approximation, self.class_conditional
 
-    def _recalibrated(self, X: Any, p: npt.NDArray[np.float64], weights: Any, uniform: Any) -> npt.NDArray[np.float64]:
+    def _recalibrated(self, X: Any, p: FloatArray, weights: Any, uniform: FloatArray | None) -> FloatArray:
         """p′ (m, C) of checked objects X from their p-values."""
         assert self._recalibration is not None
         meaning, fresh, labels = self._recalibration
@@ -102,8 +107,14 @@ class FullTrust(FullOptions):
             raise ValueError(
                 "p-values were recalibrated with other options; call recalibrate again (weights: not at all)."
             )
-        precision = self._engine.precision(X) / (len(self._labels) + 1)
-        return recalibrated(self._refined(X, p), fresh, labels, self.class_conditional, precision, uniform)
+        weight = pvalues.comparison_weight(labels, p.shape[1], class_conditional=self.class_conditional)
+        total = pvalues.comparison_total(labels, p.shape[1], class_conditional=self.class_conditional)
+        compared = None if weight is None else weight[:, None, :]
+        # A relative error e of the loss ℓ moves 1/(1 + ℓ), and with it what refines p, by no more than e/4.
+        tie = TIED * self._engine.precision(X) / (len(self._labels) + 1) / 4 + 4 * np.finfo(np.float64).eps
+        # Small p-values are the nonconforming ones, so the score is −p.
+        greater, equal = pvalues.count(-fresh[:, None, None], -self._refined(X, p), tie, compared)
+        return pvalues.p_values(greater, equal, total, uniform=uniform)
 
     def _check_reachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
@@ -135,6 +146,18 @@ class FullTrust(FullOptions):
 
     def _query(self, **asked: Any) -> Query:
         return Query(SCHEMES[self.scheme], self.approximation, self.prune, work=self._work(), **asked)
+
+
+def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Label indices (m,) of fresh points, which must be known labels, one for each object."""
+    y = column_or_1d(labels_of(y))
+    unseen = sorted(set(y.tolist()) - set(classes.tolist()))
+    if unseen:
+        raise ValueError(f"y holds labels unseen in training: {unseen[:5]}; the classes are {classes.tolist()}.")
+    if _num_samples(X) != len(y):
+        raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
+    index: npt.NDArray[np.int64] = np.searchsorted(classes, y)
+    return index
 
 
 def _sentence(text: str) -> str:
