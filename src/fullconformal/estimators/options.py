@@ -166,8 +166,8 @@ class FullOptions(ConformalClassifier):
         """How the model is to be fitted."""
         # Fits must be the same when a killed run is started again.
         resumes = self.method == "exact" or self.checkpoint is not None
-        open_ = self.random_state is None
-        seed = 0 if resumes and open_ else int(check_random_state(self.random_state).randint(2**31))
+        fixed = resumes and self.random_state is None
+        seed = 0 if fixed else int(check_random_state(self.random_state).randint(2**31))
         device, dtype = self._device(), DTYPES[self.dtype]
         return Settings(self.l2, self.prefit, self.max_epochs, device, dtype, seed, self.head, progress)
 
