@@ -121,7 +121,7 @@ class FullTrust(FullOptions):
         labels, kind = self._labels, "training"
         if self._recalibration is not None:
             labels, kind = self._recalibration[2], "fresh"
-        sizes = np.bincount(labels, minlength=len(self.classes_)) if self.class_conditional else np.array([len(labels)])
+        sizes = pvalues.comparison_total(labels, len(self.classes_), class_conditional=self.class_conditional)
         warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
 
     def _in_words(self) -> list[str]:
