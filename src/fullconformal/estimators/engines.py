@@ -119,6 +119,9 @@ class Influence(Differentiable):
     """The paper's approximation: one fit, one curvature, one gradient a point."""
 
     valid = False
+    formed: float | None = (
+        None  # share of the pairs whose product the last counts took; the example of a ResNet tells it
+    )
 
     def __init__(
         self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str, held: str = "",
@@ -158,6 +161,7 @@ class Influence(Differentiable):
             return greater, equal
         with alone(max(self.n, len(X) * self.problem.n_classes) * self.problem.size):
             out = influence_counts(training, X, weight, query)
+        self.formed = out.touched
         return out.greater, out.equal
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
