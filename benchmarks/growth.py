@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import torch
-from measure import show
+from measure import seconds, show
 from problems import DAMPING, L2, synthetic
 
 from fullconformal import ConformalWarning, FullConformalClassifier
@@ -29,16 +28,6 @@ from fullconformal.models.fitting import train
 
 RESULTS = Path(__file__).parent / "results"
 POINTS, FEW = 2000, 5
-
-
-def seconds(work: Callable[[], object], repeats: int = 1) -> float:
-    """Processor time of the fastest of a few runs."""
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
 
 
 def main(sizes: list[int]) -> None:
@@ -73,10 +62,10 @@ def point(net: torch.nn.Module, data: Dataset, n: int) -> dict[str, float]:
         warnings.simplefilter("ignore", ConformalWarning)
         clf.fit(data.X[:n], data.y[:n])
     p = clf.predict_p(data.X_test)
-    pruned = seconds(lambda: clf.predict_p(data.X_test), 2) / POINTS
+    pruned = seconds(lambda: clf.predict_p(data.X_test), 2, process_time) / POINTS
     counts = pruned_counts(clf._engine.training, torch.as_tensor(data.X_test), 1.0)
     few = clf.set_params(prune=False)
-    unpruned = seconds(lambda: few.predict_p(data.X_test[:FEW])) / FEW
+    unpruned = seconds(lambda: few.predict_p(data.X_test[:FEW]), 1, process_time) / FEW
     assert np.abs(few.predict_p(data.X_test[:5]) - p[:5]).max() < 1e-9
     print(f"n = {n:,}: {1e3 * pruned:.3f} ms", flush=True)
     return {"n": n, "pruned": pruned, "unpruned": unpruned, "touched": counts.touched, "solved": counts.solved}

@@ -13,12 +13,13 @@ from torch import Tensor
 from fullconformal import data
 from fullconformal.models import Autoencoder
 from fullconformal.models.fitting import Progress
-from fullconformal.models.networks import EMBEDDING
-from fullconformal.models.recipe import Job, Recipe, hold_out, squared_errors, weights_only
-from fullconformal.models.stacked import train_stacked
 from paper.config import Real, key
+from paper.recipe import Job, Recipe, hold_out, squared_errors, weights_only
 from paper.records import Records
+from paper.stacked import train_stacked
 
+# Numbers that an autoencoder leaves of an image, for each network.
+EMBEDDING = {"MLP_A": 8, "MLP_B": 16, "MLP_C": 32, "LR": 8}
 LOADERS = {
     "digits": lambda folder: data.load_digits(),
     "mnist": data.load_mnist,

@@ -16,11 +16,11 @@ from torch import nn
 
 from fullconformal.models import paper_network
 from fullconformal.models.fitting import Progress, polish
-from fullconformal.models.recipe import Job, Recipe, Trained, hold_out, weights_only
-from fullconformal.models.stacked import train_stacked
 from paper.config import Real, key
 from paper.inputs import Inputs
+from paper.recipe import Job, Recipe, Trained, hold_out, weights_only
 from paper.records import Records
+from paper.stacked import train_stacked
 
 # What the parameters of a network depend on: its inputs, and how it is trained.
 INPUTS = ("data", "seeds", "n_train", "autoencoder", "max_epochs", "patience", "hold_out", "lam")

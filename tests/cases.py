@@ -6,6 +6,7 @@ import importlib.util
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -108,12 +109,29 @@ MODELS = {
 }
 
 
-def draw(name: str, seed: int, n: int = 12, m: int = 2):
-    """A float64 model with random weights, a bag (X, y) and m objects. Deterministic in the seed."""
+def draw(name: str, seed: int, n: int = 12, m: int = 2, close: int = 0):
+    """A float64 model with random weights, a bag (X, y) and m objects; the last `close` points are the first moved by about 1e-9.
+
+    Deterministic in the seed.
+    """
     factory, shape, n_classes = MODELS[name]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = factory().double().eval()
         X, Xt = torch.randn(n, *shape).double(), torch.randn(m, *shape).double()
         y = torch.randint(n_classes, (n,))
+    for k in range(close):
+        X[n - 1 - k], y[n - 1 - k] = X[k] * (1 + 1e-9 * k), y[k]
     return model, X, y, Xt
+
+
+def bad_data(X, y):
+    """Objects and labels of which no classifier can be made, from good ones, and a word of what is said of them."""
+    return [
+        (np.where(X > 2, np.nan, X), y, "NaN"),
+        (np.where(X > 2, np.inf, X), y, "infinity"),
+        (X, y[:-1], "inconsistent"),
+        (X[:0], y[:0], "0 sample"),
+        (X, np.zeros(len(y)), "one class"),
+        (X, X[:, 0], "continuous"),
+    ]

@@ -6,6 +6,9 @@ influence of z on the parameters −(1/N)·H⁻¹∇ℓ(z), with H the Hessian o
 
 from __future__ import annotations
 
+import math
+from statistics import fmean, stdev
+
 import mpmath
 import numpy as np
 import torch
@@ -193,3 +196,9 @@ def plus_rule(scores, by_models, epsilon: float) -> bool:
     """CV+ and jackknife+ of one label: #{i : s_i < s^(−k(i))(x, y)} < (1 − ε)(n + 1), scores (n,) of points and of the label (n,)."""
     smaller = sum(own < other for own, other in zip(scores, by_models, strict=True))
     return smaller < (1 - epsilon) * (len(scores) + 1) - 1e-9
+
+
+def literal_mean(points):
+    """Mean and standard error of the mean."""
+    values = [float(v) for v in points]
+    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan

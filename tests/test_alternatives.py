@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import bad_data
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
@@ -130,17 +131,7 @@ def test_raps_says_when_there_is_nothing_to_tune_on():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("data", "labels", "message"),
-    [
-        (np.where(X > 2, np.nan, X), Y, "NaN"),
-        (np.where(X > 2, np.inf, X), Y, "infinity"),
-        (X, Y[:-1], "inconsistent"),
-        (X[:0], Y[:0], "0 sample"),
-        (X, np.zeros(60), "one class"),
-        (X, RNG.normal(size=60), "continuous"),
-    ],
-)
+@pytest.mark.parametrize(("data", "labels", "message"), bad_data(X, Y))
 def test_bad_data(method, data, labels, message):
     with pytest.raises(ValueError, match=message):
         method(Explodes()).fit(data, labels)

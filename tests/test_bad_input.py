@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import bad_data
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -138,17 +139,7 @@ def test_unsupported_estimators_name_the_supported():
 
 
 @pytest.mark.parametrize("estimator", [None, Explodes()])
-@pytest.mark.parametrize(
-    ("data", "labels", "message"),
-    [
-        (np.where(X > 2, np.nan, X), Y, "NaN"),
-        (np.where(X > 2, np.inf, X), Y, "infinity"),
-        (X, Y[:-1], "inconsistent"),
-        (X[:0], Y[:0], "0 sample"),
-        (X, np.zeros(40), "one class"),
-        (X, RNG.normal(size=40), "continuous"),
-    ],
-)
+@pytest.mark.parametrize(("data", "labels", "message"), bad_data(X, Y))
 def test_bad_data(estimator, data, labels, message):
     with pytest.raises(ValueError, match=message):
         FullConformalClassifier(estimator).fit(data, labels)

@@ -10,16 +10,14 @@ from pathlib import Path
 import numpy as np
 from click.testing import CliRunner
 from sklearn import datasets
-from sklearn.utils import Bunch
 
 from fullconformal.cli import main
 from fullconformal.report.demo import in_words, interesting
 
 
 def test_demo_prints_the_schemes_and_writes_the_figure_and_the_report(tmp_path, monkeypatch):
-    every = datasets.load_digits()
-    some = Bunch(**{name: every[name][:800] for name in ("data", "target", "images")})
-    monkeypatch.setattr(datasets, "load_digits", lambda: some)  # 300 to learn from instead of 1,297
+    X, y = datasets.load_digits(return_X_y=True)
+    monkeypatch.setattr(datasets, "load_digits", lambda **_: (X[:800], y[:800]))  # 300 to learn from instead of 1,297
     out = tmp_path / "figure.png"
     result = CliRunner().invoke(main, ["demo", "--out", str(out), "--confidence", "0.95"], catch_exceptions=False)
     assert result.exit_code == 0

@@ -9,8 +9,6 @@ from torch import nn
 from fullconformal import FullConformalClassifier, load
 from fullconformal.curvature.dense import factorise
 from fullconformal.models import Autoencoder, cnn, mlp
-from fullconformal.models.recipe import Job, Recipe, hold_out, squared_errors
-from fullconformal.models.stacked import train_stacked
 from fullconformal.problem import Problem
 from fullconformal.scores.base import count_scores
 from fullconformal.scores.direct import direct
@@ -18,6 +16,8 @@ from fullconformal.scores.indirect import indirect
 from fullconformal.scores.newton import newton
 from fullconformal.scores.pruned import pruned_counts
 from fullconformal.scores.training import prepare
+from paper.recipe import Job, Recipe, hold_out, squared_errors
+from paper.stacked import train_stacked
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),

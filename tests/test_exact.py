@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 from sklearn.linear_model import LogisticRegression
 
+from fullconformal import FullConformalClassifier
 from fullconformal.convex import (
     Change,
-    LinearBag,
     NoMinimiser,
     at_points,
     bounds,
@@ -33,7 +33,7 @@ from fullconformal.scores.exact import _steps, exact_counts
 
 def p_exact(X, y, C, penalty, X_test, q, weight=None, **options):
     counts = exact_counts(bag_of(X, y, C, penalty), torch.tensor(X_test), q, weight, **options)
-    return p_values(counts.greater, counts.equal, len(y) if weight is None else weight.sum(0))
+    return p_values(*counts, len(y) if weight is None else weight.sum(0))
 
 
 def p_brute(X, y, C, penalty, X_test, q, weight=None):
@@ -171,9 +171,8 @@ def test_without_the_last_point_of_a_class_its_score_is_infinite():
     y[0] = 1
     y[1] = 2
     y[2:16] = 1
-    counts = exact_counts(bag_of(X, y, 3, np.array([1.0, 1, 0])), torch.tensor(X[20:22] * [3, 3, 1]), 1)
-    assert (counts.greater[:, :2] >= 1).all()
-    assert np.isfinite(counts.gradient).all()
+    greater, _ = exact_counts(bag_of(X, y, 3, np.array([1.0, 1, 0])), torch.tensor(X[20:22] * [3, 3, 1]), 1)
+    assert (greater[:, :2] >= 1).all()
 
 
 @pytest.mark.parametrize("q", [0, 1])
@@ -201,9 +200,11 @@ def test_what_keeps_a_fit_from_being_found_is_named(penalty, y, message):
 
 
 def test_a_scheme_that_has_no_exact_version():
-    bag = LinearBag(torch.ones(2, 1, dtype=torch.float64), torch.tensor([0, 1]), 2, torch.ones(1, dtype=torch.float64))
-    with pytest.raises(ValueError, match="q = 0"):
-        exact_counts(bag, bag.X, 0.5)
+    clf = FullConformalClassifier(method="exact", scheme="studentized", confidence_level=0.5).fit(
+        np.eye(4), [0, 1, 0, 1]
+    )
+    with pytest.raises(ValueError, match="scheme='deleted' or 'ordinary'; a studentized score is no refit"):
+        clf.predict_p(np.eye(4))
 
 
 def test_memory_and_progress_change_nothing():

@@ -3,12 +3,12 @@
 import math
 from fractions import Fraction
 from itertools import pairwise
-from statistics import fmean, stdev
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import literal_mean
 
 from fullconformal import metrics
 from fullconformal.metrics import Curve, Estimate
@@ -80,12 +80,6 @@ def literal_area(row, lo, hi):
         size = sum(1 for value in row if value > left)
         area += size * (right - left)
     return area
-
-
-def literal_mean(points):
-    """Mean and standard error of the mean."""
-    values = [float(v) for v in points]
-    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def assert_close(estimate, expected, n_classes, m):

@@ -2,23 +2,17 @@
 
 import math
 from fractions import Fraction
-from statistics import fmean, stdev
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import literal_mean
 
 from fullconformal import metrics
 from fullconformal.metrics.conditional import _worst_slab
 
 EPS = np.finfo(float).eps
-
-
-def literal_mean(points):
-    """Mean and standard error of the mean."""
-    values = [float(v) for v in points]
-    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def assert_close(estimate, expected, m):

@@ -20,10 +20,8 @@ SEEDS = st.integers(0, 10**6)
 
 
 def prepared(name, seed, *, n=300, m=9, penalty=0.7, close=0):
-    """A bag, of which `close` points are others moved by about 1e-9, and objects."""
-    model, X, y, Xt = draw(name, seed, n=n, m=m)
-    for k in range(close):
-        X[n - 1 - k], y[n - 1 - k] = X[k] * (1 + 1e-9 * k), y[k]
+    """A bag, of which `close` points are next to others, and objects."""
+    model, X, y, Xt = draw(name, seed, n=n, m=m, close=close)
     problem = Problem(model, X, y, penalty)
     return prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=True), Xt
 

@@ -12,7 +12,7 @@ from sklearn.utils.validation import validate_data
 
 from fullconformal import FullConformalClassifier, SplitConformalClassifier
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.estimators.checks import encode_labels
+from fullconformal.estimators.inputs import encode_labels
 from fullconformal.models import logistic
 from fullconformal.models.fitting import FEW, alone, threads
 from fullconformal.models.logistic import _Objective, fit_binary

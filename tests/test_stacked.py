@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fullconformal.models import Autoencoder, cnn, mlp
-from fullconformal.models.recipe import Job, Recipe, hold_out, squared_errors, weights_only
-from fullconformal.models.stacked import train_stacked
+from paper.recipe import Job, Recipe, hold_out, squared_errors, weights_only
+from paper.stacked import train_stacked
 
 
 def alone(factory, X, y, job, ridge, recipe, loss=None):

@@ -54,10 +54,8 @@ def kept(name, problem, memory=2**28):
 
 
 def prepared(name, seed, *, n=300, m=60, penalty=0.7, close=0):
-    """A bag of which `close` points are others moved by about 1e-9, and objects."""
-    model, X, y, Xt = draw(name.split()[0], seed, n=n, m=m)
-    for k in range(close):
-        X[n - 1 - k], y[n - 1 - k] = X[k] * (1 + 1e-9 * k), y[k]
+    """A bag, of which `close` points are next to others, and objects."""
+    model, X, y, Xt = draw(name.split()[0], seed, n=n, m=m, close=close)
     return kept(name, Problem(model, X, y, penalty)), Xt
 
 

@@ -12,15 +12,16 @@ import numpy.typing as npt
 from sklearn.base import clone
 from sklearn.utils.validation import _num_samples, column_or_1d
 
-from fullconformal.estimators.base import ConformalClassifier, progress_bar
-from fullconformal.estimators.checks import labels as labels_of
+from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.estimators.cross import CVPlusClassifier
 from fullconformal.estimators.full import FullConformalClassifier
+from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.estimators.wrapping import split_pipeline
 from fullconformal.models.adapters import is_logistic
 from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
+from fullconformal.report.progress import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
 GRID = np.linspace(0.5, 0.99, 50)  # of levels, where nestedness is judged
@@ -80,26 +81,22 @@ def compare(
     inputs = int(np.prod(np.shape(X)[1:])) + 1
     seconds = symmetric_seconds(len(truth), _num_samples(X), inputs, len(classes))
     named = default_methods(estimator, random_state, seconds) if methods is None else _named(methods, estimator)
-    records: list[Record] = []
-    p: dict[str, npt.NDArray[np.float64]] = {}
-    sets: dict[str, npt.NDArray[np.bool_]] = {}
-    errors: dict[str, Exception] = {}
+    out = Comparison(list(named), at, truth, classes, records=[], p={}, sets={}, errors={})
     for k, (name, method) in enumerate(named.items()):
         shown = progress_bar(f"{name} ({k + 1} of {len(named)})", bool(verbose))
         with shown as progress, warnings.catch_warnings(record=True) as caught:
             if progress is not None:
                 progress(k, len(named))
             try:
-                p[name], sets[name], found = _run(name, method, (X, y), X_test, truth, at, classes, bool(verbose))
-                records += found
+                _run(out, name, _unfitted(method, bool(verbose)), (X, y), X_test)
             except Exception as error:  # whatever it is, the other methods are worth having
-                errors[name] = error
+                out.errors[name] = error
         for warning in caught:
             warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=2)
-    if len(errors) == len(named):
-        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in errors.items())
-        raise ValueError(f"every method failed. {told}") from next(iter(errors.values()))
-    return Comparison(list(named), at, truth, classes, records, p, sets, errors)
+    if len(out.errors) == len(named):
+        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in out.errors.items())
+        raise ValueError(f"every method failed. {told}") from next(iter(out.errors.values()))
+    return out
 
 
 def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float = 0.0) -> dict[str, Any]:
@@ -118,31 +115,22 @@ def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float
     }
 
 
-def _run(
-    name: str,
-    method: Any,
-    data: tuple[Any, Any],
-    X_test: Any,
-    y_test: npt.NDArray[Any],
-    levels: npt.NDArray[np.float64],
-    classes: npt.NDArray[Any],
-    quiet: bool,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], list[Record]]:
-    """p (m, C), sets (m, C, L) and records of one method."""
-    method = _unfitted(method, quiet)
-    grid = np.union1d(levels, GRID)
+def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test: Any) -> None:
+    """Fit one method and put its p (m, C), sets (m, C, L) and records into the comparison."""
     start = time.perf_counter()
     method.fit(*data)
     fitted = time.perf_counter()
-    if method.classes_.tolist() != classes.tolist():
-        raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {classes.tolist()}.")
+    if method.classes_.tolist() != out.classes.tolist():
+        raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {out.classes.tolist()}.")
     p = method.predict_epsilon(X_test)
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
+    grid = np.union1d(out.levels, GRID)
     path = _path(method, X_test, p, grid)
-    method._check_reachable(levels)  # warns where the data are too few for one
-    sets = path[:, :, np.searchsorted(grid, levels)]
-    records = measure(name, p, sets, path, y_test, levels, classes)
-    return p, sets, [*records, *(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())]
+    method._check_reachable(out.levels)  # warns where the data are too few for one
+    sets = path[:, :, np.searchsorted(grid, out.levels)]
+    out.records.extend(measure(name, p, sets, path, out.y, out.levels, out.classes))
+    out.records.extend(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())
+    out.p[name], out.sets[name] = p, sets
 
 
 def _path(

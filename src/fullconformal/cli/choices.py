@@ -51,24 +51,29 @@ def classifier(model: str, width: int, n_classes: int, seed: int) -> tuple[Any, 
     return mlp(width, (WIDTH,), n_classes), None
 
 
-def choose(model: str, method: str, schema: Any, X: Any, y: Any, seed: int) -> Choice:
-    """The classifier for a table, and the method that suits its size."""
+def wrapped(model: str, schema: Any, X: Any, y: Any, seed: int) -> tuple[Any, str | None, int]:
+    """The classifier behind an encoder of a table, the factory to save it with, and the encoded columns."""
     from sklearn.pipeline import make_pipeline
 
     from fullconformal.table import encoder
 
-    n, n_classes = len(y), len(set(y.tolist()))
     encode = encoder(schema)
     width = encode.fit(X).transform(X[:1]).shape[1]
-    final, factory = classifier(model, width, n_classes, seed)
-    estimator = make_pipeline(encode, final)
+    final, factory = classifier(model, width, len(set(y.tolist())), seed)
+    return make_pipeline(encode, final), factory, width
+
+
+def choose(model: str, method: str, schema: Any, X: Any, y: Any, seed: int) -> Choice:
+    """The classifier for a table, and the method that suits its size."""
+    n = len(y)
+    estimator, factory, width = wrapped(model, schema, X, y, seed)
     if model == "lr":
-        chosen, why = logistic_method(n, width + 1, n_classes) if method == "auto" else (method, "")
+        chosen, why = logistic_method(n, width + 1, len(set(y.tolist()))) if method == "auto" else (method, "")
         return Choice(estimator, {"method": chosen}, None, [why] * bool(why))
     epochs = min(200, max(20, 1_000_000 // n))
     options: dict[str, Any] = {"method": method, "max_epochs": epochs}
     told = [f"{epochs} epochs of training"]
-    p = sum(q.numel() for q in final.parameters() if q.requires_grad)
+    p = sum(q.numel() for q in estimator[-1].parameters() if q.requires_grad)
     if method in ("auto", "influence") and n * float(p) ** 2 > SMALL_CURVATURE:
         options["curvature"] = "last_layer"
         told.append(f"the curvature of the last layer only, as that of all {p:,} parameters would take long")

@@ -84,14 +84,11 @@ def compare(
 
 def digits(model: str, test_size: float, seed: int) -> tuple[Any, ...]:
     """Digits as they are compared: objects, labels, and the classifier."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
     from fullconformal.cli.choices import classifier
+    from fullconformal.data import load_digits
 
-    X, y = load_digits(return_X_y=True)
-    parts = train_test_split(X / 16, y, test_size=test_size, random_state=seed, stratify=y)
-    return *parts, classifier(model, 64, 10, seed)[0]
+    data = load_digits(test_size, seed)
+    return data.X, data.X_test, data.y, data.y_test, classifier(model, 64, 10, seed)[0]
 
 
 def split_table(
@@ -99,10 +96,9 @@ def split_table(
 ) -> tuple[Any, ...]:  # fmt: skip
     """A table's objects and labels, a part kept for testing, and the classifier behind an encoder."""
     from sklearn.model_selection import train_test_split
-    from sklearn.pipeline import make_pipeline
 
-    from fullconformal.cli.choices import classifier
-    from fullconformal.table import TableError, encoder
+    from fullconformal.cli.choices import wrapped
+    from fullconformal.table import TableError
 
     schema, objects, labels = read_training(table, target, drop, drop_missing, quiet)
     X, X_test, y, y_test = train_test_split(objects, labels, test_size=test_size, random_state=seed)
@@ -110,9 +106,7 @@ def split_table(
         raise TableError(
             f"a class of {target!r} has too few rows to be in both parts; leave it out, or lower --test-size."
         )
-    encode = encoder(schema)
-    width = encode.fit(X).transform(X[:1]).shape[1]
-    return X, X_test, y, y_test, make_pipeline(encode, classifier(model, width, len(set(y.tolist())), seed)[0])
+    return X, X_test, y, y_test, wrapped(model, schema, X, y, seed)[0]
 
 
 def json_rows(frame: Any) -> list[dict[str, Any]]:

@@ -10,22 +10,25 @@ from typing import Any
 
 import click
 
+from fullconformal.cli.common import LEVEL
+
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("fullconformal-demo.png"),
               show_default=True, help="Where the figure goes; the report goes beside it, as .html.")  # fmt: skip
-@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.99, show_default=True,
-              help="Confidence level of the sets.")  # fmt: skip
+@click.option("--confidence", type=LEVEL, default=0.99, show_default=True, help="Confidence level of the sets.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of training.")
 def demo(out: Path, confidence: float, seed: int) -> None:
     """Digits, a small network, and the schemes of full CP beside split CP."""
     from rich.console import Console
 
+    from fullconformal.data import load_digits
     from fullconformal.report.demo import draw
 
     check_out(out)
     console = Console()
-    X, y, Xt, yt, images = digits(seed)
+    data = load_digits(500, seed)
+    X, y, Xt, yt, images = data.X, data.y, data.X_test, data.y_test, 16 * data.X_test.reshape(-1, 8, 8)
     console.print(
         f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n"
     )
@@ -61,18 +64,6 @@ def check_out(out: Path) -> None:
         raise click.BadParameter(f"the folder {out.resolve().parent} does not exist", param_hint="--out")
     if out.suffix.lower() in (".html", ".htm"):
         raise click.BadParameter(f"{out.name} is not the name of a figure; take .png, .pdf or .svg", param_hint="--out")
-
-
-def digits(seed: int) -> tuple[Any, ...]:
-    """Points and labels to learn from, 500 points and labels to predict, and the images of these."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    data = load_digits()
-    X, Xt, y, yt, _, images = train_test_split(
-        data.data / 16, data.target, data.images, test_size=500, random_state=seed, stratify=data.target
-    )
-    return X, y, Xt, yt, images
 
 
 def run(X: Any, y: Any, Xt: Any, confidence: float, seed: int) -> tuple[Any, dict[str, Any], dict[str, Any], bool]:

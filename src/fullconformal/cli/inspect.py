@@ -8,19 +8,16 @@ from typing import Any
 import click
 
 from fullconformal.cli.common import Talk, bytes_in_words, json_option, print_json
+from fullconformal.cli.predictors import factory_option, load_predictor
 
 
 @click.command()
 @click.argument("predictor", type=click.Path(path_type=Path))
-@click.option("--model", default=None, metavar="MODULE:FACTORY",
-              help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@factory_option
 @json_option
 def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Say what the saved PREDICTOR is: method, classes, columns, and how far to trust it."""
-    from fullconformal.cli.choices import make_factory
-    from fullconformal.estimators.saving import load_with_notes
-
-    clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
+    clf, notes = load_predictor(predictor, model)
     notes = notes if isinstance(notes, dict) else {}
     facts = facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
@@ -59,7 +56,7 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {
         "predictor": type(clf).__name__,
-        "model": "logistic regression (built-in)" if final is None else one_line(repr(final)),
+        "model": "logistic regression (built-in)" if final is None else " ".join(repr(final).split()),
         "confidence_level": clf.confidence_level,
         "class_conditional": bool(clf.class_conditional),
         "classes": [str(label) for label in clf.classes_],
@@ -73,10 +70,6 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:  # exact methods have nothing to diagnose
             facts["diagnostics"], facts["warnings"] = str(error), []
     return facts | {key: notes[key] for key in ("table", "source") if key in notes}
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def in_words(names: list[str], most: int = 12) -> str:

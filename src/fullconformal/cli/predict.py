@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fullconformal.cli.common import (
-    LEVEL,
-    Talk,
-    check_output,
-    json_option,
-    note,
-    print_json,
-    quiet_option,
-    write_table,
-)
+from fullconformal.cli.common import LEVEL, Talk, check_output, json_option, note, print_json, quiet_option, write_table
+from fullconformal.cli.predictors import factory_option, load_predictor, schema_of, tell_unseen, words_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep", multiple=True, metavar="COLUMN", help="A column of the table to copy; may be given several times."
 )
-@click.option("--model", default=None, metavar="MODULE:FACTORY",
-              help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@factory_option
 @quiet_option
 @json_option
 def predict(
@@ -47,15 +38,13 @@ def predict(
     """
     import numpy as np
 
-    from fullconformal.cli.choices import make_factory
-    from fullconformal.estimators.saving import load_with_notes
     from fullconformal.sets import prediction_sets
     from fullconformal.table import PARQUET, check_name, read_table
 
     check_output(out, predictor, table)
     beside = str(out) == "-"
     talk = Talk(quiet or as_json, beside)
-    clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
+    clf, notes = load_predictor(predictor, model)
     schema = schema_of(predictor, notes)
     copied = [] if out.suffix.lower() in PARQUET else [name for name in keep if name not in schema.numbers]
     frame = read_table(table, words=[*words_of(schema, clf.classes_), *copied])
@@ -75,36 +64,6 @@ def predict(
     if as_json and not beside:
         print_json({"rows": len(frame), "levels": facts, "out": str(out)})
     show(talk, facts, len(frame), schema.target, out)
-
-
-def schema_of(path: Path, notes: Any) -> Any:
-    """The columns a predictor was fitted on, or an error where it was fitted on no table."""
-    from fullconformal.storage import StorageError
-    from fullconformal.table import Schema, TableError
-
-    try:
-        return Schema.of_json(notes["table"] if isinstance(notes, dict) else None)
-    except (TableError, KeyError) as error:
-        raise StorageError(
-            f"{path} was not made by `fullconformal fit`, so it does not know the columns of a table; load it in Python: "
-            "fullconformal.load(path)."
-        ) from error
-
-
-def words_of(schema: Any, classes: Any) -> list[str]:
-    """The columns of a table that are read as text: categories, and the target where classes are text."""
-    return [*schema.categories, *([] if classes.dtype.kind in "biuf" else [schema.target])]
-
-
-def tell_unseen(clf: Any, schema: Any, X: Any, quiet: bool) -> None:
-    """Notes on categories that were not there in training."""
-    from fullconformal.table import listed, unseen_categories
-
-    for name, (rows, few) in unseen_categories(clf._transformer[0], schema, X).items():
-        note(
-            f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones.",
-            quiet,
-        )
 
 
 def as_frame(

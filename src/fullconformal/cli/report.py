@@ -6,14 +6,8 @@ from pathlib import Path
 
 import click
 
-from fullconformal.cli.common import (
-    Talk,
-    bytes_in_words,
-    check_output,
-    missing_option,
-    quiet_option,
-    without_missing,
-)
+from fullconformal.cli.common import Talk, bytes_in_words, check_output, missing_option, quiet_option, without_missing
+from fullconformal.cli.predictors import factory_option, load_predictor, schema_of, tell_unseen, words_of
 
 
 @click.command()
@@ -22,8 +16,7 @@ from fullconformal.cli.common import (
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True,
               help="Where the page goes.")  # fmt: skip
 @click.option("--title", default=None, help="The page's title; by default it names the two files.")
-@click.option("--model", default=None, metavar="MODULE:FACTORY",
-              help="The function that makes the network, where the predictor was fitted with one.")  # fmt: skip
+@factory_option
 @missing_option
 @quiet_option
 def report(
@@ -33,14 +26,11 @@ def report(
 
     The rows should be others than those it was fitted on.
     """
-    from fullconformal.cli.choices import make_factory
-    from fullconformal.cli.predict import schema_of, tell_unseen, words_of
-    from fullconformal.estimators.saving import load_with_notes
     from fullconformal.table import check_name, read_table
 
     check_output(out, predictor, table)
     talk = Talk(quiet)
-    clf, notes = load_with_notes(predictor, factory=None if model is None else make_factory(model).given)
+    clf, notes = load_predictor(predictor, model)
     schema = schema_of(predictor, notes)
     frame = read_table(table, words=words_of(schema, clf.classes_))
     check_name(frame, schema.target, "the target")

@@ -2,20 +2,17 @@
 
 from fullconformal.convex.bag import Change, LinearBag, NoMinimiser, at_points, gradient, logits
 from fullconformal.convex.candidates import Counted, Counts, FloatArray, Progress, candidates, comparison, count_all
-from fullconformal.convex.deletion import Deletion, bounds, deletion, duals, leave_one_out, score_error
-from fullconformal.convex.fits import CONVERGED, ROUGH, Base, Fits, certify, first_step, refit, rounding
-from fullconformal.convex.hessian import Curvature, curvature
-from fullconformal.convex.loss import margin, probabilities, residual, residual_, second, spread, unpacked
+from fullconformal.convex.deletion import bounds, deletion, duals, leave_one_out, score_error
+from fullconformal.convex.fits import CONVERGED, ROUGH, Fits, certify, first_step, refit, rounding
+from fullconformal.convex.hessian import curvature
+from fullconformal.convex.loss import margin, probabilities, residual, residual_, second, spread
 
 __all__ = [
     "CONVERGED",
     "ROUGH",
-    "Base",
     "Change",
     "Counted",
     "Counts",
-    "Curvature",
-    "Deletion",
     "Fits",
     "FloatArray",
     "LinearBag",
@@ -43,5 +40,4 @@ __all__ = [
     "score_error",
     "second",
     "spread",
-    "unpacked",
 ]

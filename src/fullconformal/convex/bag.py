@@ -111,7 +111,7 @@ class LinearBag:
         """Whether a bag without one of the classes has no minimiser."""
         return self.free[1]
 
-    def no_minimiser(self, change: Change | None = None) -> NoMinimiser:
+    def no_minimiser(self, change: Change | None) -> NoMinimiser:
         """The error that says why no fit of changed bags was found: there is one where all but the intercept is penalised."""
         if change is not None and (told := self._far_object(change)):
             return NoMinimiser(told)
@@ -154,9 +154,8 @@ class LinearBag:
         centre = self.X.median(0).values
         apart = (self.X - centre).abs()
         typical, most = apart.median(0).values, apart.amax(0)
-        rest = (
-            ((apart / most.clamp(min=EPS)).sum(0) - 1).clamp(min=0.0) * most / len(apart)
-        )  # about the mean without the largest
+        # About the mean without the largest.
+        rest = ((apart / most.clamp(min=EPS)).sum(0) - 1).clamp(min=0.0) * most / len(apart)
         typical = torch.where(typical > 0, typical, rest)  # of few values that are not the usual one
         distance = self.largest / torch.where(typical > 0, typical, 1.0)
         j = int(distance.argmax())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +15,8 @@ FloatArray = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Weight of the training points above and tied with each candidate, (m, C) each, and |∇F|∞ of its augmented fit.
-
-    The gradient is that of the fit at which the order of all scores was settled; where points stay tied, of the converged one.
-    """
-
-    greater: FloatArray
-    equal: FloatArray
-    gradient: FloatArray
+Counts = tuple[FloatArray, FloatArray]  # weight of the training points above and tied with each candidate, (m, C) each
+Counted = tuple[Tensor, Tensor]  # the same of some candidates, (B,) each
 
 
 def candidates(bag: LinearBag, X: Tensor, columns: Tensor) -> Change:
@@ -35,13 +26,13 @@ def candidates(bag: LinearBag, X: Tensor, columns: Tensor) -> Change:
     return Change(X[row].T.contiguous(), columns % C, row=row)
 
 
-def chunks(bag: LinearBag, columns: Tensor, memory: int, planes: int = 12) -> Iterator[Tensor]:
+def chunks(bag: LinearBag, columns: Tensor, memory: int) -> Iterator[Tensor]:
     """Columns in chunks that fit the memory.
 
-    A candidate is granted so many arrays the size of the packed K × K matrices of all training points, and four Hessians.
+    A candidate is granted twelve arrays the size of the packed K × K matrices of all training points, and four Hessians.
     """
     (n, d), K = bag.X.shape, bag.K
-    width = max(1, memory // (8 * (planes * n * (K * (K + 1) // 2) + 4 * (d * K) ** 2)))
+    width = max(1, memory // (8 * (12 * n * (K * (K + 1) // 2) + 4 * (d * K) ** 2)))
     for start in range(0, len(columns), width):
         yield columns[start : start + width]
 
@@ -51,18 +42,15 @@ def comparison(weight: Tensor | FloatArray | None, change: Change) -> Tensor | N
     return None if weight is None else torch.as_tensor(weight, device=change.y.device)[:, change.y]
 
 
-Counted = tuple[Tensor, Tensor, Tensor]  # greater, equal, gradient norm, (B,) each
-
-
 def count_all(
     bag: LinearBag, X: Tensor, count: Callable[[Change], Counted], memory: int, progress: Progress | None
 ) -> Counts:
     """Counts for all candidates of X (m, d), chunk by chunk."""
     m, C = len(X), bag.n_classes
-    out = X.new_zeros(3, m * C)
+    out = X.new_zeros(2, m * C)
     for columns in chunks(bag, torch.arange(m * C, device=X.device), memory):
         out[:, columns] = torch.stack([part.to(out.dtype) for part in count(candidates(bag, X, columns))])
         if progress is not None:
             progress((int(columns[-1]) + 1) // C, m)
-    greater, equal, gradient = (part.view(m, C).cpu().numpy() for part in out)
-    return Counts(greater, equal, gradient)
+    greater, equal = out.view(2, m, C).cpu().numpy()
+    return greater, equal

@@ -15,16 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.convex.bag import (
-    EPS,
-    Change,
-    LinearBag,
-    at_points,
-    gradient,
-    logits,
-    objective,
-    residuals,
-)
+from fullconformal.convex.bag import EPS, Change, LinearBag, at_points, gradient, logits, objective, residuals
 from fullconformal.convex.hessian import Curvature, curvature, factor, hessian
 from fullconformal.convex.loss import pairs, probabilities, range_of, residual, second, spread, unpacked
 
@@ -50,7 +41,6 @@ class Base:
     inverse: Tensor
     kappa: float
     error: float
-    gradient: float
 
     def coefficients(self) -> Tensor:
         """Weights as scikit-learn has them: (1, d) for two classes, else (C, d) whose rows sum to zero."""
@@ -153,7 +143,7 @@ def base_fit(bag: LinearBag) -> Base:
     theta = _newton(bag, None, start[:, :, None])
     fits, C, kappa = _certified(bag, None, theta)
     H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))))
-    return Base(theta[:, :, 0], H[0], C.inverse[0], float(kappa), float(fits.error), float(fits.gradient.abs().max()))
+    return Base(theta[:, :, 0], H[0], C.inverse[0], float(kappa), float(fits.error))
 
 
 def _certified(bag: LinearBag, change: Change | None, theta: Tensor) -> tuple[Fits, Curvature, Tensor]:
@@ -227,11 +217,7 @@ def first_step(bag: LinearBag, change: Change, chord: Chord | None = None) -> Te
 
 @torch.no_grad()
 def refit(
-    bag: LinearBag,
-    change: Change,
-    theta: Tensor | None = None,
-    stop: Stop | None = None,
-    tolerance: float = CONVERGED,
+    bag: LinearBag, change: Change, theta: Tensor | None = None, stop: Stop | None = None, tolerance: float = CONVERGED
 ) -> Fits:
     """Fits of all columns' bags by chord-Newton, from Θ (d, K, B) or the first step; by Newton where that does not converge.
 

@@ -25,7 +25,6 @@ __all__ = [
     "Curvature",
     "CurvatureError",
     "DenseCurvature",
-    "DenseFactor",
     "Dual",
     "Factor",
     "Hessian",

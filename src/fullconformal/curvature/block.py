@@ -63,9 +63,7 @@ class BlockGGN(Curvature):
 
         found = parts(self.damping)
         damping = max(factor.damping for factor in found)
-        if any(
-            factor.damping != damping for factor in found
-        ):  # one damping for the whole, the largest that a block needs
+        if any(factor.damping != damping for factor in found):  # one for the whole, the largest that a block needs
             found = parts(damping)
         if not all(factor.positive_definite for factor in found):
             raise CurvatureError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from fullconformal.curvature.base import Curvature, CurvatureError, Factor, shifted_penalty, softmax_root
-from fullconformal.problem import Problem, Rows, softmax_curvature
+from fullconformal.problem import Problem, Rows, softmax_curvature, summed
 
 BATCH = 64  # right-hand sides that share a pass over the bag
 
@@ -199,6 +199,5 @@ def _diagonal(problem: Problem, memory: int) -> Tensor:
     for X in problem.X.split(max(1, min(problem.chunk, memory // (numbers * total.element_size())))):
         logits, J = problem.jacobian(X)
         B = softmax_root(logits).mT
-        rows = [Rows(((B @ left) ** 2).sum(1), right) for left, right in J]
-        total += torch.cat([left.sum(0) if a is None else (left.T @ a**2).flatten() for left, a in rows])
+        total += summed([Rows(((B @ left) ** 2).sum(1), None if a is None else a**2) for left, a in J])
     return total

@@ -24,10 +24,8 @@ from fullconformal.problem import Problem
 
 MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
 IN_PLACE = 1024  # parameters from which the inverse is worth another library
-LARGE, IDLE = (
-    4096,
-    8,
-)  # parameters up to which a copy of 𝓗 costs nothing; one in so many must be idle for it to pay and to fit
+LARGE = 4096  # parameters up to which a copy of 𝓗 costs nothing
+IDLE = 8  # one parameter in so many must be idle for the copy to pay and to fit
 
 
 @dataclass(frozen=True)

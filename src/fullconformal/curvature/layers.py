@@ -16,9 +16,8 @@ from torch.nn.functional import pad
 from fullconformal.curvature.base import CurvatureError, softmax_root
 from fullconformal.problem import Problem
 
-KEPT = (
-    8  # numbers, for each output of a layer, that a pass forward keeps and one back passes on; five or six in a ResNet
-)
+# Numbers, for each output of a layer, that a pass forward keeps and one back passes on; five or six in a ResNet.
+KEPT = 8
 
 
 def is_layer(module: nn.Module) -> bool:

@@ -65,7 +65,7 @@ class _Pairs:
             for b in self.tail:
                 self._open((-1, b.layer, "first"), (width * b.o, b.i), like)
             # Written out, C rows a point; and of the derivatives they are made from, or a second copy, about as much.
-            self.width = max(self.width, 3 * width * problem.logits(like[:1]).shape[1])
+            self.width = max(self.width, 3 * width * problem.n_classes)
         room = TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
         # Products of the inputs with one another are many, and stay in the cache.
         most = problem.chunk if all(narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])

@@ -21,7 +21,7 @@ ACS_HELP = (
 )
 
 
-def load_digits(test_size: int = 500, random_state: int = 0) -> Dataset:
+def load_digits(test_size: float = 500, random_state: int = 0) -> Dataset:
     """scikit-learn's digits, 1,797 images of 8×8 as rows of 64 numbers in [0, 1], split at random, as many of each class.
 
     Examples

@@ -15,9 +15,8 @@ from fullconformal.estimators.engines import Differentiable, Engine, Query
 from fullconformal.estimators.fitting import minimise
 from fullconformal.models.fitting import polish
 from fullconformal.problem import Problem, losses
+from fullconformal.scores.base import Progress
 from fullconformal.sets import members
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,9 @@ class Audit:
 class Refits:
     """Minimisers of F over changed bags, each started from θ_Z: Newton for linear problems, L-BFGS for others."""
 
-    def __init__(self, problem: Problem, tol: float = 1e-5):
-        self.problem, self.tol = problem, tol
-        model = copy.deepcopy(problem.model)
-        self.work = Problem(model, problem.X, problem.y, 0.0, problem.chunk)
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.work = Problem(copy.deepcopy(problem.model), problem.X, problem.y, 0.0, problem.chunk)
         self.start = problem.theta
         self.penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
 
@@ -89,7 +87,7 @@ class Refits:
         if bag.is_linear:
             minimise(bag)
         else:
-            polish(bag.model, X, y, self.penalty, self.tol, 60)
+            polish(bag.model, X, y, self.penalty, tol=1e-5, max_iter=60)
         return float(losses(bag.logits(at[None]), label[None])[0])
 
 
@@ -131,10 +129,7 @@ def audit_engine(
         )
     if not isinstance(engine, Differentiable):
         return _exact_already(engine, X, query, n_pairs, level, rng)
-    problem = engine.problem
-    n = problem.n
-    greater, equal = engine.counts(X[:1], query)
-    n_classes = greater.shape[1]
+    problem, n = engine.problem, engine.n
     n_points = n if query.q == 0 else min(n, max_refits // n_pairs)
     total = n_pairs * (1 if query.q == 0 else n_points)
     refits, done = Refits(problem), 0
@@ -147,7 +142,7 @@ def audit_engine(
 
     p_method, p_exact, distances = [], [], []
     for _ in range(n_pairs):
-        at, label = rng.randint(len(X)), rng.randint(n_classes)
+        at, label = rng.randint(len(X)), rng.randint(problem.n_classes)
         points = torch.as_tensor(np.sort(rng.choice(n, n_points, replace=False)), device=problem.y.device)
         greater, equal = engine.counts(X[at : at + 1], query)
         x = engine.inputs(X[at : at + 1])[0]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
-from torch import Tensor, bfloat16, nn
+from torch import Tensor, nn
 
 from fullconformal import sets
-from fullconformal.estimators.checks import (
+from fullconformal.estimators.inputs import (
+    array,
     check_columns,
     check_names,
     check_rows,
+    contents,
     labels,
     native,
     takes_missing,
@@ -167,31 +167,24 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         check_folder(path)
-        others = dict(others or {})
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
+        p = self._beside(X, others or {})
+        X = array(X) if isinstance(X, Tensor) else X
+        images = X if images is None and np.ndim(X) > 2 else images
+        return write_report(
+            path, p, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
+            n_train=getattr(self, "n_samples_fit_", None), images=images,
+            rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
+            proba=self.predict_proba(X), diagnostics=self._in_words(),
+        )  # fmt: skip
+
+    def _beside(self, X: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+        """By the name of the method, the largest ε (m, C) of this one, and those of others or what was given for them."""
         if self._name() in others:
             raise ValueError(f"others has a method named {self._name()!r}, as this one is; give it another name.")
-        p = {self._name(): self.predict_epsilon(X)}
-        for name, other in others.items():
-            p[name] = other.predict_epsilon(X) if isinstance(other, ConformalClassifier) else other
-        X = array(X) if isinstance(X, Tensor) else X
-        if images is None and np.ndim(X) > 2:
-            images = X
-        return write_report(
-            path,
-            p,
-            y,
-            classes=self.classes_,
-            confidence_level=self.confidence_level,
-            title=title,
-            n_train=getattr(self, "n_samples_fit_", None),
-            images=images,
-            rows=None if images is not None else X.toarray() if issparse(X) else X,
-            feature_names=feature_names,
-            proba=self.predict_proba(X),
-            diagnostics=self._in_words(),
-        )
+        methods = {self._name(): self, **others}
+        return {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
 
     def _name(self) -> str:
         """What the method is called beside others."""
@@ -282,12 +275,6 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.broadcast_to(u[:, None], (len(u), n_classes))
 
 
-def array(tensor: Tensor) -> Array:
-    """A tensor as an array; NumPy does not know bfloat16."""
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == bfloat16 else tensor).numpy()
-
-
 def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:
     """Warn where a level needs more points of a kind than there are: sizes (1,) of all, or (C,) of each class."""
     smallest, highest = int(sizes.min()), float(levels.max())
@@ -304,42 +291,3 @@ def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, sta
         ConformalWarning,
         stacklevel=stacklevel + 1,
     )
-
-
-def contents(X: Any) -> Iterator[bytes]:
-    """What each object holds, as bytes that do not depend on the other objects."""
-    if issparse(X):
-        X = X.tocsr().sorted_indices()
-        for first, last in pairwise(X.indptr):
-            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
-        return
-    X = np.asarray(X)
-    named = X.dtype.kind not in "biufc"  # whose bytes would be addresses, or text as wide as the longest in the array
-    for x in X:
-        yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
-
-
-def first_rows(X: Any, most: int = 20) -> Any:
-    """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
-    return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
-
-
-@contextmanager
-def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown."""
-    if not shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, transient=True, disable=not Console().is_terminal) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import ConformalClassifier, first_rows, progress_bar, warn_unreachable
+from fullconformal.estimators.base import ConformalClassifier, warn_unreachable
 from fullconformal.estimators.checks import (
     check_flag,
     check_flags,
@@ -24,13 +24,14 @@ from fullconformal.estimators.checks import (
     check_option,
     check_running,
     check_whole,
-    encode_labels,
 )
 from fullconformal.estimators.engines import finite_rows
 from fullconformal.estimators.fitting import Settings, fit_problem, fit_transformer, transform
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.estimators.refits import FitScore, LogProba, columns
 from fullconformal.estimators.wrapping import check_estimator_kind, split_pipeline
 from fullconformal.models.adapters import is_skorch
+from fullconformal.report.progress import progress_bar
 from fullconformal.scores.adaptive import SCORES, rounding, score_labels
 from fullconformal.sets import check_levels
 
@@ -115,6 +116,7 @@ class CalibratedClassifier(ConformalClassifier):
     max_epochs: int
     random_state: Any
     verbose: int
+    _tunes = False  # whether points are kept to choose the parameters of RAPS on
     _parts: list[Calibrated]
     _sizes: npt.NDArray[np.int64]  # calibration points: of all classes together, or of each
 
@@ -138,6 +140,11 @@ class CalibratedClassifier(ConformalClassifier):
             check_whole("k_reg", self.k_reg, 0, "None or a whole number ≥ 0")
         if self.lambda_reg is not None:
             check_number("lambda_reg", self.lambda_reg, 0, "None or a number ≥ 0")
+        if self.conformity_score == "raps" and not self._tunes and None in (self.k_reg, self.lambda_reg):
+            raise ValueError(
+                f"conformity_score='raps' needs k_reg and lambda_reg, got {self.k_reg!r} and {self.lambda_reg!r}; only "
+                "SplitConformalClassifier tunes them, on a part of its calibration points."
+            )
         final = split_pipeline(self.estimator)[1]
         if trained_here(final):
             check_estimator_kind(self.estimator, self.l2)
@@ -151,14 +158,6 @@ class CalibratedClassifier(ConformalClassifier):
             )
         if self.l2 is not None:
             raise ValueError(f"l2={self.l2!r} was given, but {name} brings its own penalty; set it there.")
-
-    def _check_raps(self) -> None:
-        """Raise where RAPS lacks parameters, and there are no points kept to tune them on."""
-        if self.conformity_score == "raps" and (self.k_reg is None or self.lambda_reg is None):
-            raise ValueError(
-                f"conformity_score='raps' needs k_reg and lambda_reg, got {self.k_reg!r} and {self.lambda_reg!r}; only "
-                "SplitConformalClassifier tunes them, on a part of its calibration points."
-            )
 
     def _check_trained(self, y: IntArray, what: str, remedy: str) -> None:
         """Raise where training labels y lack a class."""

@@ -37,14 +37,17 @@ class Symmetric(Differentiable):
 
     def __init__(self, problem: Problem, memory: int):
         super().__init__(problem)
-        self.memory = memory
         (block,) = problem.blocks
-        n_classes = problem.logits(problem.X[:1]).shape[1]
-        penalty, W = (v.view(block.o, block.i).double() for v in (problem.penalty, problem.theta))
-        start = W.T if block.o == 1 else (W[1:] - W[0]).T  # logits relative to the first class
-        self.bag = LinearBag(self.design(problem.X), problem.y, n_classes, penalty[0], start)
+        W = problem.theta.view(block.o, block.i).double()
+        self.open(W.T if block.o == 1 else (W[1:] - W[0]).T, memory)  # logits relative to the first class
         # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
         problem.assign(self.bag.base.coefficients().reshape(-1).to(problem.X.dtype))
+
+    def open(self, start: Tensor, memory: int) -> None:
+        """The bag, whose fit on Z starts from weights (d, K), and bytes for its solvers."""
+        problem, (block,) = self.problem, self.problem.blocks
+        penalty = problem.penalty[: block.i].double()  # the same for every class
+        self.bag, self.memory = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start), memory
 
     def design(self, X: Tensor) -> Tensor:
         """Inputs (k, d) of the linear layer, the intercept's one included, float64."""
@@ -52,10 +55,9 @@ class Symmetric(Differentiable):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         self.foretell(len(X))
-        out = symmetric_counts(
+        return symmetric_counts(
             self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory
         )
-        return out.greater, out.equal
 
     def foretell(self, m: int) -> None:
         """Warn where all candidates will take long."""
@@ -78,8 +80,7 @@ class Symmetric(Differentiable):
 
     def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
-        out = symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
-        return out.lower, out.upper
+        return symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
 
 
 class Exact(Symmetric):
@@ -88,8 +89,7 @@ class Exact(Symmetric):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
-        out = exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
-        return out.greater, out.equal
+        return exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
 
     def scores(self, X: Any, query: Query) -> None:
         return None

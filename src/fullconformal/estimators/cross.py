@@ -54,7 +54,7 @@ def check_folds(parts: list[Part], n: int) -> None:
             raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
 
 
-class PlusRule:
+class PlusRule(PooledClassifier):
     """The rule of CV+ and jackknife+, which has no p-values but is had from `_rank` as they are."""
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
@@ -70,7 +70,7 @@ class PlusRule:
                 f"{type(self).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
                 "which leaves no ties to be broken; leave it out."
             )
-        return self._rank(X)  # type: ignore[attr-defined]
+        return self._rank(X)
 
 
 class FoldsClassifier(PooledClassifier):
@@ -89,7 +89,6 @@ class FoldsClassifier(PooledClassifier):
 
     def _check_params(self) -> None:
         super()._check_params()
-        self._check_raps()
         check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
         if self.cv is not None and not (hasattr(self.cv, "split") or isinstance(self.cv, list)):
             raise ValueError(

@@ -15,7 +15,6 @@ from fullconformal.problem import Problem
 RATES = {"cpu": 2e10, "cuda": 1e13}  # operations a second that large products reach, with a good margin
 PATIENCE = 600.0  # seconds beyond which "auto" does not take an exact curvature
 LAYERS = ("kfac", "ekfac")  # which know Linear and Conv2d layers only
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Choice:
-    """A curvature, the parameters it is over, and the estimates of all that were considered."""
+    """A curvature, and the estimates of all that were considered."""
 
     name: str
     curvature: Curvature
@@ -165,7 +164,7 @@ def held_parameters(problem: Problem, keep: set[str]) -> str:
 
 
 def _size(memory: float) -> str:
-    return f"{memory / GIB:.2g} GiB" if memory >= 2**27 else f"{memory / 2**20:.2g} MiB"
+    return f"{memory / 2**30:.2g} GiB" if memory >= 2**27 else f"{memory / 2**20:.2g} MiB"
 
 
 def _time(seconds: float) -> str:

@@ -45,9 +45,8 @@ class Query:
     prune: bool | str = "auto"
     weight: FloatArray | None = None
     progress: Progress | None = None
-    points: FloatArray | None = (
-        None  # weights (n,) and class_conditional are what `weight` is made of; separable engines read these
-    )
+    # What `weight` is made of, the points' own weights (n,) and whether labels must be the same; separable engines read these.
+    points: FloatArray | None = None
     class_conditional: bool = False
     work: Work = field(default_factory=Work)
 
@@ -120,7 +119,9 @@ class Influence(Differentiable):
     """The paper's approximation: one fit, one curvature, one gradient a point."""
 
     valid = False
-    formed: float | None = None  # share of the pairs whose product the last counts took
+    formed: float | None = (
+        None  # share of the pairs whose product the last counts took; the example of a ResNet tells it
+    )
 
     def __init__(
         self, problem: Problem, curvature: Curvature, name: str, memory: int, prune: bool | str, held: str = "",

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
-from fullconformal.estimators.checks import REMEDY, check_squares, place
 from fullconformal.estimators.heads import with_new_head
+from fullconformal.estimators.inputs import REMEDY, check_squares, place
 from fullconformal.estimators.wrapping import check_classes, check_outputs
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
@@ -185,12 +185,10 @@ def minimise(problem: Problem) -> None:
     factor: Factor | None = None
     before = float("inf")
 
-    def step(theta: Tensor, g: Tensor) -> Tensor:
+    def step(g: Tensor) -> Tensor:
         nonlocal factor, before
         size = float(g.abs().max())
-        if (
-            factor is None or size > before / 8
-        ):  # the last factor serves as long as a step with it gains most of a digit
+        if factor is None or size > before / 8:  # the last one serves as long as a step with it gains most of a digit
             factor = GGN().factor(problem)
         before = size
         return factor.solve(g[None])[0]

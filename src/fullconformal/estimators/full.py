@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
-from fullconformal.diagnostics import Diagnostics
-from fullconformal.estimators.audit import Audit, audit_engine
-from fullconformal.estimators.base import ConformalWarning, first_rows, progress_bar, warn_unreachable
-from fullconformal.estimators.checks import check_flag, check_weights, check_whole, encode_labels
+from fullconformal.estimators.base import ConformalWarning
+from fullconformal.estimators.checks import check_flag, check_weights
 from fullconformal.estimators.convex import Symmetric
-from fullconformal.estimators.engines import Query
-from fullconformal.estimators.fitting import Settings, fit_transformer, transform
+from fullconformal.estimators.fitting import fit_transformer
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.estimators.large import check_stream, prefit_engine
 from fullconformal.estimators.making import make_engine
-from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions
-from fullconformal.estimators.recalibration import check_fresh, recalibrated, refined
 from fullconformal.estimators.streams import Stream, is_stream
+from fullconformal.estimators.trust import FullTrust
 from fullconformal.estimators.wrapping import split_pipeline
+from fullconformal.report.progress import progress_bar
 
 
-class FullConformalClassifier(FullOptions):
+class FullConformalClassifier(FullTrust):
     """Prediction sets by full conformal prediction from one fit: every labelled point trains and calibrates.
 
     Parameters
@@ -141,27 +136,16 @@ class FullConformalClassifier(FullOptions):
         self.classes_, index = encode_labels(y)
         self.n_samples_fit_ = len(index)
         self.method_ = self._method(final)
-        memory = int(self.memory_budget * 2**30)
         self._sample = first_rows(X)
         self._transformer, X = fit_transformer(head, X, y, self.prefit)
         if self.method_ == "influence":
-            self._check_memory(final, X, len(self.classes_), memory)
+            self._check_memory(final, X, len(self.classes_))
         self._input_shape = tuple(X.shape[1:])
         with progress_bar("training", bool(self.verbose)) as progress:
-            settings = Settings(
-                l2=self.l2,
-                prefit=self.prefit,
-                max_epochs=self.max_epochs,
-                device=self._device(),
-                dtype=DTYPES[self.dtype],
-                # Fits must be the same when a killed run is started again.
-                seed=0 if self._resumes and self.random_state is None else self._seed(),
-                head=self.head,
-                progress=progress,
-            )
+            settings = self._settings(progress)
             self._labels = index
-            self._recalibration: tuple[Any, Any, Any] | None = None
-            self._engine = make_engine(self, self.method_, self.classes_, final, X, index, settings, memory)
+            self._recalibration = None
+            self._engine = make_engine(self, self.method_, self.classes_, final, X, index, settings)
         return self._tell()
 
     def _fit_stream(self, X: Any) -> None:
@@ -218,7 +202,9 @@ class FullConformalClassifier(FullOptions):
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         with progress_bar("p-values", bool(self.verbose)) as progress:
-            query = replace(self._query(weight, progress), points=train, class_conditional=self.class_conditional)
+            query = self._query(
+                weight=weight, progress=progress, points=train, class_conditional=self.class_conditional
+            )
             if bounds:
                 assert isinstance(self._engine, Symmetric)
                 return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._engine.bounds(X, query))
@@ -228,127 +214,10 @@ class FullConformalClassifier(FullOptions):
             return pvalues.p_values(greater, equal, total, own, uniform)
         return self._recalibrated(X, pvalues.p_values(greater, equal, total, own), weights, uniform)
 
-    def _check_reachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
-        """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
-        labels, kind = self._labels, "training"
-        if self._recalibration is not None:
-            labels, kind = self._recalibration[2], "fresh"
-        sizes = np.bincount(labels, minlength=len(self.classes_)) if self.class_conditional else np.array([len(labels)])
-        warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
-
-    def _query(self, weight: Any = None, progress: Any = None) -> Query:
-        return Query(SCHEMES[self.scheme], self.approximation, self.prune, weight, progress, work=self._work())
-
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)
         return np.exp(self._engine.log_proba(X))
 
-    # Trust --------------------------------------------------------------------------------------------------------------
-
-    def recalibrate(self, X: Any, y: Any) -> FullConformalClassifier:
-        """Make the p-values exactly valid with fresh labelled points that were not given to `fit`.
-
-        The p-value of a fresh point's true label is a split-conformal score: from now on `predict_p` returns
-        p′ = (1 + #{p_j ≤ p})/(m + 1), where equal p-values are ordered by the model's loss (an overfitted model gives
-        many labels the smallest p-value there is). The order of labels stays as it was.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            A few hundred objects.
-        y : array-like (m,)
-            Their labels.
-        """
-        check_is_fitted(self)
-        index = check_fresh(X, y, self.classes_)
-        self._recalibration = None
-        p = self.predict_p(X)
-        fresh = self._refined(self._prepare_inputs(X), p)[np.arange(len(p)), index]
-        self._recalibration = (self._settings(), fresh, index)
-        return self
-
-    def _refined(self, X: Any, p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """p-values (m, C) plus less than their spacing, which orders equal ones by the model's loss."""
-        return refined(p, self._engine.log_proba(X), len(self._labels))
-
-    def _settings(self) -> tuple[Any, ...]:
-        """What the meaning of a recalibrated p-value rests on."""
-        return self.scheme, self.approximation, self.class_conditional
-
-    def _recalibrated(self, X: Any, p: npt.NDArray[np.float64], weights: Any, uniform: Any) -> npt.NDArray[np.float64]:
-        assert self._recalibration is not None
-        settings, fresh, labels = self._recalibration
-        if settings != self._settings() or weights is not None:
-            raise ValueError(
-                "p-values were recalibrated with other options; call recalibrate again (weights: not at all)."
-            )
-        precision = self._engine.precision(X) / (len(self._labels) + 1)
-        found, conditional = self._refined(X, p), self.class_conditional
-        return recalibrated(found, fresh, labels, conditional, precision, uniform)
-
-    def diagnose(self) -> Diagnostics:
-        """What to know before trusting the approximation; prints as a table."""
-        check_is_fitted(self)
-        return self._diagnostics()
-
-    def _diagnostics(self) -> Diagnostics:
-        found, caveat = self._engine.diagnostics, self._caveat
-        return replace(found, caveat=caveat) if caveat else found
-
     def _name(self) -> str:
         return f"full CP ({self.method_}, {self.scheme})"
-
-    def _in_words(self) -> list[str]:
-        if self._engine.valid:
-            kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
-            return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
-        told = self.diagnose()
-        facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
-        return [
-            *(f"! {_sentence(text)}" for text in told.warnings),
-            facts if told.warnings else f"{facts} Nothing to warn of.",
-        ]
-
-    def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
-        """Compare with exact refits on random pairs of an object of X and a label.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects to draw from.
-        n_pairs : int, default=20
-        max_refits : int, default=2000
-            Where n refits a pair are more than this allows, that many training points are drawn at random.
-        random_state : int, RandomState or None, default=0
-
-        Returns
-        -------
-        Audit
-            Prints as a table.
-        """
-        check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
-        X = self._prepare_inputs(X)
-        if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
-            raise ValueError(
-                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no recalibration."
-            )
-        with progress_bar("refits", bool(self.verbose)) as progress:
-            return audit_engine(
-                self._engine, X, self._query(), n_pairs, max_refits, self.confidence_level,
-                check_random_state(random_state), progress,
-            )  # fmt: skip
-
-    def _prepare_inputs(self, X: Any) -> Any:
-        if not hasattr(self, "_engine"):  # which is sooner asked than scikit-learn's tags
-            check_is_fitted(self)
-        X = self._checked(X, reset=False)
-        X = X if self._transformer is None else transform(self._transformer, X)
-        if tuple(X.shape[1:]) != self._input_shape:
-            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
-        return X
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -14,7 +14,7 @@ from fullconformal import pvalues
 from fullconformal.convex import at_points, leave_one_out
 from fullconformal.estimators.calibrated import FloatArray
 from fullconformal.estimators.convex import Symmetric
-from fullconformal.estimators.cross import PlusRule, PooledClassifier
+from fullconformal.estimators.cross import PlusRule
 from fullconformal.estimators.fitting import fit_problem
 from fullconformal.models.adapters import check_objective, is_logistic
 
@@ -22,7 +22,7 @@ BLOCK, MEMORY = 2**22, 2**30  # entries of scores held at a time; bytes for the 
 EPS = float(np.finfo(np.float64).eps)
 
 
-class JackknifePlusClassifier(PlusRule, PooledClassifier):
+class JackknifePlusClassifier(PlusRule):
     """Jackknife+ (Barber et al. 2021; for labels Romano, Sesia and Candès 2020): every point is scored by the model without it.
 
     A label y of object x is in the set when #{i : s_i < s^(−i)(x, y)} < (1 − ε)(n + 1), where s^(−i) is the score by the model that has
@@ -67,10 +67,6 @@ class JackknifePlusClassifier(PlusRule, PooledClassifier):
         self._keep(locals())
 
     _remedy = "leave that class out"
-
-    def _check_params(self) -> None:
-        super()._check_params()
-        self._check_raps()
 
     def fit(self, X: Any, y: Any) -> JackknifePlusClassifier:
         """Fit the model to (X, y) without each point in turn, and score that point."""

@@ -16,7 +16,6 @@ import torch
 from sklearn.base import clone
 from torch import Tensor, nn
 
-from fullconformal.convex import LinearBag
 from fullconformal.curvature import CG, Factor
 from fullconformal.estimators.calibrated import Calibrated, Piped
 from fullconformal.estimators.convex import Exact, Symmetric
@@ -84,12 +83,8 @@ def unpack_symmetric(cls: type[Symmetric]) -> Callable[[Values, Unpacker], Symme
 
     def unpack(values: Values, _: Unpacker) -> Symmetric:
         engine = bare(cls, values["problem"])
-        engine.memory = expect(values["memory"], int)
-        require(engine.memory > 0, "memory")
-        problem, (block,) = engine.problem, engine.problem.blocks
-        n_classes = problem.logits(problem.X[:1]).shape[1]
-        penalty = problem.penalty.view(block.o, block.i).double()[0]
-        engine.bag = LinearBag(engine.design(problem.X), problem.y, n_classes, penalty, values["start"])
+        require(expect(values["memory"], int) > 0, "memory")
+        engine.open(values["start"], values["memory"])
         require(engine.bag.base.error < 1, "base fit")  # made here, and a bag without a minimum found
         return engine
 
@@ -145,11 +140,7 @@ def unpack_last_layer(values: Values, unpacker: Unpacker) -> LastLayer:
     engine.labels, engine.input_shape = expect(values["labels"], np.ndarray), expect(values["input_shape"], tuple)
     engine.damping_chosen, engine.ordered = expect(values["damping_chosen"], bool), expect(values["ordered"], bool)
     engine.memory = expect(values["memory"], int)
-    rows = [
-        engine.bag.T,
-        engine.bag.Q,
-        *(getattr(engine.bag, name) for name in ("loss", "self_influence", "y", "spread", "w")),
-    ]
+    rows = [getattr(engine.bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
     require(all(len(part) == len(rows[0]) for part in rows) and 0 < engine.n <= len(rows[0]), "training points")
     order = engine.bag.order.sort().values
     require(torch.equal(order, torch.arange(engine.n, device=order.device)), "order of the training points")

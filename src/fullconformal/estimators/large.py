@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fullconformal.curvature import Curvature
+from fullconformal.curvature import GGN, Curvature
 from fullconformal.diagnostics import Diagnostics, leverages
 from fullconformal.estimators.engines import Engine, FloatArray, Influence, Query
 from fullconformal.estimators.fitting import L2_NETWORK
 from fullconformal.estimators.heads import Head
-from fullconformal.estimators.options import CURVATURES, DTYPES, SCHEMES, FullOptions
+from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions
 from fullconformal.estimators.streams import Stream
 from fullconformal.estimators.wrapping import check_outputs, split_pipeline
 from fullconformal.models.fitting import NotFinite
@@ -175,37 +175,27 @@ def prefit_engine(
         check_outputs(network, torch.as_tensor(np.array(stream.source[:2])).to(device, dtype), n_classes)
     l2 = L2_NETWORK if options.l2 is None else options.l2
     penalty = dict.fromkeys(dict(network.named_parameters()), l2)
-    memory = int(options.memory_budget * 2**30)
     if options.curvature == "last_layer":
-        return OnFeatures(
-            network,
-            stream,
-            penalty,
-            CURVATURES[options.curvature](options.damping),
-            device,
-            memory,
-            options.prune,
-            progress,
-        )
-    return _kronecker(options, network, stream, penalty, device, memory, progress)
+        curvature = GGN(options.damping)
+        return OnFeatures(network, stream, penalty, curvature, device, options._memory, options.prune, progress)
+    return _kronecker(options, network, stream, penalty, device, progress)
 
 
 def fitted_engine(options: FullOptions, problem: Problem) -> LastLayer:
     """Engine of the last layer of a model fitted here."""
     parts = problem.unpack(problem.penalty).items()
     penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-    memory, device = int(options.memory_budget * 2**30), problem.X.device
-    return _kronecker(options, problem.model, Stream(problem.X, problem.y), penalty, device, memory, None)
+    return _kronecker(options, problem.model, Stream(problem.X, problem.y), penalty, problem.X.device, None)
 
 
 def _kronecker(
     options: FullOptions, network: nn.Module, stream: Stream, penalty: Mapping[str, float], device: torch.device,
-    memory: int, progress: Progress | None,
+    progress: Progress | None,
 ) -> LastLayer:  # fmt: skip
     check_approximation(options.approximation)
     half = device.type == "cuda" and options.dtype == "auto"
     q = SCHEMES[options.scheme]
-    return LastLayer(network, stream, penalty, options.damping, q, device, memory, half, progress)
+    return LastLayer(network, stream, penalty, options.damping, q, device, options._memory, half, progress)
 
 
 def open_stream(

@@ -25,11 +25,10 @@ from fullconformal.problem import in_contrasts
 
 
 def make_engine(
-    options: FullOptions, method: str, classes: npt.NDArray[Any], final: Any, X: Any, y: npt.NDArray[np.int64],
-    settings: Settings, memory: int,
+    options: FullOptions, method: str, classes: npt.NDArray[Any], final: Any, X: Any, y: npt.NDArray[np.int64], settings: Settings
 ) -> Engine:  # fmt: skip
     """The engine of a method, the model `final` fitted to objects X and label indices y (n,) where it is to be."""
-    n_classes = len(classes)
+    n_classes, memory = len(classes), options._memory
     if method == "exact" and isinstance(final, NEIGHBORS):
         return Neighbors(final, X, y, n_classes, memory)
     if method == "exact" and not options._is_convex(final):
@@ -38,7 +37,7 @@ def make_engine(
     streams = options.curvature == "last_layer_kron" or (options.curvature == "last_layer" and is_mapped(X))
     if streams and options.prefit and options.head is None and isinstance(final, nn.Module):
         return prefit_engine(options, Stream(X, y), settings.progress, n_classes)
-    if method == "influence" and final is None and n_classes == 2 and is_small(options, X, settings, memory):
+    if method == "influence" and final is None and n_classes == 2 and is_small(options, X, settings):
         small = two_classes(X, y, L2_LINEAR if settings.l2 is None else settings.l2, memory, options.prune)
         if small is not None:
             return small
@@ -48,7 +47,7 @@ def make_engine(
         return (Symmetric if method == "symmetric" else Exact)(problem, memory)
     if options.curvature == "last_layer_kron":
         return fitted_engine(options, problem)
-    choice = options._choice(problem, memory)
+    choice = options._choice(problem)
     keep = trainable(problem, choice.name)
     held = held_parameters(problem, keep) if choice.name in LAYERS else ""
     foretold = tuple(map(str, choice.estimates))
@@ -60,7 +59,7 @@ def make_engine(
     return Influence(problem, choice.curvature, name, memory, options.prune, held, foretold, fit)
 
 
-def is_small(options: FullOptions, X: Any, settings: Settings, memory: int) -> bool:
+def is_small(options: FullOptions, X: Any, settings: Settings) -> bool:
     """Whether a logistic regression of two classes is done with before others have begun, and asks for nothing special."""
     usual = options.curvature in ("auto", "ggn") and options.damping is None
     plain = usual and not options.verbose and not options._work().shared
@@ -71,7 +70,7 @@ def is_small(options: FullOptions, X: Any, settings: Settings, memory: int) -> b
         and isinstance(X, np.ndarray)
         and X.ndim == 2
         and X.shape[1] * max(X.shape) <= NUMBERS
-        and 64 * (X.size + X.shape[1] ** 2) <= memory
+        and 64 * (X.size + X.shape[1] ** 2) <= options._memory
     )
 
 

@@ -17,11 +17,12 @@ from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.checks import check_flags, check_number, check_option, check_running, check_whole
 from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
 from fullconformal.estimators.engines import APPROXIMATIONS
-from fullconformal.estimators.fitting import L2_NETWORK, to_tensor
+from fullconformal.estimators.fitting import L2_NETWORK, Settings, to_tensor
 from fullconformal.estimators.shards import Work, say_nothing
 from fullconformal.estimators.wrapping import check_estimator_kind, check_outputs, split_pipeline
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
+from fullconformal.models.fitting import Progress
 from fullconformal.problem import Problem
 from fullconformal.sets import check_levels
 
@@ -142,9 +143,9 @@ class FullOptions(ConformalClassifier):
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"device={self.device!r} cannot be used here: {error}") from error
 
-    def _choice(self, problem: Problem, memory: int) -> Choice:
+    def _choice(self, problem: Problem) -> Choice:
         """The curvature asked for or chosen, with estimates; a MemoryError where it does not fit."""
-        device = self._device()
+        memory, device = self._memory, self._device()
         if self.curvature == "auto":
             return choose(problem, self.damping, memory, device)
         if isinstance(self.curvature, Curvature):
@@ -157,8 +158,18 @@ class FullOptions(ConformalClassifier):
         return check(self.curvature, CURVATURES[self.curvature](self.damping), others, problem, memory, device)
 
     @property
-    def _resumes(self) -> bool:
-        return self.method == "exact" or self.checkpoint is not None
+    def _memory(self) -> int:
+        """Bytes that it may take."""
+        return int(self.memory_budget * 2**30)
+
+    def _settings(self, progress: Progress | None) -> Settings:
+        """How the model is to be fitted."""
+        # Fits must be the same when a killed run is started again.
+        resumes = self.method == "exact" or self.checkpoint is not None
+        fixed = resumes and self.random_state is None
+        seed = 0 if fixed else int(check_random_state(self.random_state).randint(2**31))
+        device, dtype = self._device(), DTYPES[self.dtype]
+        return Settings(self.l2, self.prefit, self.max_epochs, device, dtype, seed, self.head, progress)
 
     def _work(self) -> Work:
         """Who does the work of influence."""
@@ -205,10 +216,7 @@ class FullOptions(ConformalClassifier):
             )
         return ""
 
-    def _seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(2**31))
-
-    def _check_memory(self, final: Any, X: Any, n_classes: int, memory: int) -> None:
+    def _check_memory(self, final: Any, X: Any, n_classes: int) -> None:
         """Raise, before any training, where the curvature of a module cannot fit."""
         if not isinstance(final, nn.Module) or self.head is not None:
             return
@@ -220,7 +228,7 @@ class FullOptions(ConformalClassifier):
         check_outputs(module.to(dtype), x, n_classes)
         n, l2 = len(X), L2_NETWORK if self.l2 is None else self.l2
         one = x[:1].expand(n, *x.shape[1:])  # as many points as there are, without their memory
-        self._choice(Problem(module, one, torch.zeros(1, dtype=torch.long).expand(n), n * l2), memory)
+        self._choice(Problem(module, one, torch.zeros(1, dtype=torch.long).expand(n), n * l2))
 
 
 def needs_labels(step: Any) -> bool:

@@ -14,9 +14,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.validation import _num_samples
 from torch import nn
 
-from fullconformal.estimators.checks import check_distances
 from fullconformal.estimators.engines import Engine, FloatArray, Query, problem_log_proba
 from fullconformal.estimators.fitting import Settings, fit_foreign, fit_problem
+from fullconformal.estimators.inputs import check_distances
 from fullconformal.models.adapters import is_skorch
 from fullconformal.problem import Problem
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors

@@ -244,11 +244,8 @@ ENGINES: dict[str, tuple[type, ...]] = {
 }
 CHECKS: dict[type, Callable[[Any], None]] = {
     FullConformalClassifier: check_full,
-    SplitConformalClassifier: check_calibrated,
-    AggregatedConformalClassifier: check_calibrated,
-    CrossConformalClassifier: check_calibrated,
-    CVPlusClassifier: check_calibrated,
-    JackknifePlusClassifier: check_calibrated,
+    **dict.fromkeys((SplitConformalClassifier, AggregatedConformalClassifier), check_calibrated),
+    **dict.fromkeys((CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier), check_calibrated),
 }
 
 

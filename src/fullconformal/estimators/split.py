@@ -99,6 +99,7 @@ class SplitConformalClassifier(SplittingClassifier):
 
     prefit: bool
     allow_empty: bool
+    _tunes = True
 
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", calibration_size: float = 0.2,
@@ -231,7 +232,6 @@ class AggregatedConformalClassifier(SplittingClassifier):
         super()._check_params()
         check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
         check_whole("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
-        self._check_raps()
 
     def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
         """Train and calibrate on each of the random splits of (X, y)."""

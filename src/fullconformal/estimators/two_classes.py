@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 
 from fullconformal.diagnostics import Diagnostics, leverages
-from fullconformal.estimators.checks import check_squares
 from fullconformal.estimators.curvatures import choose
 from fullconformal.estimators.engines import FloatArray, Influence, Query, finite_rows
 from fullconformal.estimators.fitting import NEWTON_TOLERANCE, linear_problem
+from fullconformal.estimators.inputs import check_squares
 from fullconformal.models.logistic import blas_alone, fit_binary
 from fullconformal.scores.two_classes import TwoClassBag, two_class_bag, two_class_counts
 

@@ -49,7 +49,7 @@ def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = No
         check_objective(final)
 
 
-def check_module(module: nn.Module, frozen_allowed: bool = False) -> None:
+def check_module(module: nn.Module, frozen_allowed: bool) -> None:
     """Raise for modules whose loss is not a sum over points, or that have nothing to fit."""
     if not frozen_allowed and not any(q.requires_grad for q in module.parameters()):
         raise ValueError("estimator has no trainable parameters; full conformal prediction needs a model that learns.")

@@ -16,14 +16,7 @@ from fullconformal.metrics.conditional import (
     size_stratified_coverage,
     worst_slice_coverage,
 )
-from fullconformal.metrics.efficiency import (
-    fuzziness,
-    observed_fuzziness,
-    size_auc,
-    size_curve,
-    summary,
-    vovk_criteria,
-)
+from fullconformal.metrics.efficiency import fuzziness, observed_fuzziness, size_auc, size_curve, summary, vovk_criteria
 from fullconformal.metrics.marginal import (
     coverage,
     empty_rate,

@@ -75,10 +75,7 @@ def class_coverage_gap(
 
 
 def size_stratified_coverage(
-    sets: npt.ArrayLike,
-    y: npt.ArrayLike,
-    bins: Sequence[int] | None = None,
-    classes: npt.ArrayLike | None = None,
+    sets: npt.ArrayLike, y: npt.ArrayLike, bins: Sequence[int] | None = None, classes: npt.ArrayLike | None = None
 ) -> Strata:
     """Coverage among the sets of each size; sizes that do not occur are left out.
 

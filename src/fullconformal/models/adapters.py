@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,20 +22,13 @@ from torch import nn
 
 from fullconformal.models.networks import linear, mlp
 
-MULTINOMIAL = (
-    "lbfgs",
-    "newton-cg",
-    "newton-cholesky",
-    "sag",
-    "saga",
-)  # solvers of the same objective, for any number of classes
+# Solvers of the same objective, for any number of classes.
+MULTINOMIAL = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
 
 
-class Adapted(NamedTuple):
-    """A module that returns logits, and its penalty Λ by parameter name (sum form)."""
-
-    module: nn.Module
-    penalty: dict[str, float]
+Adapted = tuple[
+    nn.Module, dict[str, float]
+]  # a module that returns logits, and its penalty Λ by parameter name (sum form)
 
 
 class Logarithm(nn.Module):
@@ -121,7 +114,7 @@ def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | No
     module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
     for q in module[0].parameters():
         nn.init.zeros_(q)
-    return Adapted(module, {"0.weight": 1.0 / estimator.C})
+    return module, {"0.weight": 1.0 / estimator.C}
 
 
 def _is_free(estimator: LogisticRegression) -> bool:
@@ -132,7 +125,7 @@ def _logistic(estimator: LogisticRegression) -> Adapted:
     n_classes, n_features = len(estimator.classes_), estimator.coef_.shape[1]
     module = linear(n_features, n_classes, bias=estimator.fit_intercept).double()
     _copy(module, [estimator.coef_], [estimator.intercept_])
-    return Adapted(module, {"0.weight": 0.0 if _is_free(estimator) else 1.0 / estimator.C})
+    return module, {"0.weight": 0.0 if _is_free(estimator) else 1.0 / estimator.C}
 
 
 def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:
@@ -148,7 +141,7 @@ def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:
     if estimator.solver != "lbfgs":
         batch = min(200, n) if estimator.batch_size == "auto" else min(int(estimator.batch_size), n)
     weights = [name for name, q in module.named_parameters() if name.endswith("weight") and q.requires_grad]
-    return Adapted(module, dict.fromkeys(weights, float(estimator.alpha) * n / batch))
+    return module, dict.fromkeys(weights, float(estimator.alpha) * n / batch)
 
 
 def _skorch(estimator: Any, n: int) -> Adapted:
@@ -160,7 +153,7 @@ def _skorch(estimator: Any, n: int) -> Adapted:
     }
     by_name = {name: decay.get(id(q), 0.0) for name, q in estimator.module_.named_parameters()}
     prefix = "module." if isinstance(module, Logarithm) else ""
-    return Adapted(module, {prefix + name: n * weight for name, weight in by_name.items()})
+    return module, {prefix + name: n * weight for name, weight in by_name.items()}
 
 
 def _copy(module: nn.Sequential, weights: list[Any], biases: list[Any]) -> None:

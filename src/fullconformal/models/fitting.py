@@ -20,11 +20,11 @@ def newton(
     theta: Tensor,
     value: Callable[[Tensor], Tensor],
     gradient: Callable[[Tensor], Tensor],
-    step: Callable[[Tensor, Tensor], Tensor],
+    step: Callable[[Tensor], Tensor],
     tol: float,
     max_iter: int = 100,
 ) -> Tensor:
-    """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(θ, g)`` is 𝓗(θ)⁻¹g. Backtracks where a step does not decrease F."""
+    """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(g)`` is 𝓗⁻¹g there. Backtracks where a step does not decrease F."""
     F: Tensor | None = None
     for _ in range(max_iter):
         g = gradient(theta)
@@ -33,7 +33,7 @@ def newton(
         if float(g.abs().max()) <= tol:
             break
         F = value(theta) if F is None else F
-        d = step(theta, g)
+        d = step(g)
         slope = g @ d
         t, ahead = 1.0, value(theta - d)
         # Below the rounding of F no decrease can be seen, and a full Newton step is the best there is.
@@ -55,21 +55,19 @@ def train(
     *,
     max_epochs: int = 200,
     batch_size: int = 100,
-    learning_rate: float = 1e-3,
-    tol: float = 1e-5,
     max_iter: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fit a network in place to all of (X, y): Adam, then L-BFGS on the whole bag until the mean gradient is below tol.
+    """Fit a network in place to all of (X, y): Adam, then L-BFGS on the whole bag until the mean gradient is below 1e-5.
 
     The objective is the mean cross-entropy plus ½ Σ (Λ/n) θ², Λ by parameter name. The model stays in the mode it is in.
     """
     p = sum(q.numel() for q in model.parameters())
     with threads(1 if batch_size * p < 2**24 else torch.get_num_threads()):
-        _adam(model, X, y, penalty, max_epochs, batch_size, learning_rate, seed, progress)
+        _adam(model, X, y, penalty, max_epochs, batch_size, seed, progress)
     with threads(1 if len(y) * p < 2**24 else torch.get_num_threads()):
-        polish(model, X, y, penalty, tol, max_iter)
+        polish(model, X, y, penalty, 1e-5, max_iter)
     if progress is not None:
         progress(max_epochs + 1, max_epochs + 1)
 
@@ -105,11 +103,11 @@ def _objective(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float]
 
 def _adam(
     model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float],
-    max_epochs: int, batch_size: int, learning_rate: float, seed: int, progress: Progress | None,
+    max_epochs: int, batch_size: int, seed: int, progress: Progress | None,
 ) -> None:  # fmt: skip
     n = len(y)
     generator = torch.Generator().manual_seed(seed)
-    adam = torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr=learning_rate)
+    adam = torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(max_epochs, 1))
     for epoch in range(max_epochs):
         for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):

@@ -157,9 +157,7 @@ def fit_softmax(
     decreased the objective, or a block was singular.
     """
     rounding, rows = 8 * np.finfo(np.float64).eps, np.arange(len(y))
-    W = W - np.where(
-        penalty > 0, W.mean(axis=0), 0
-    )  # at the minimum the classes' weights sum to zero where they are penalised
+    W = W - np.where(penalty > 0, W.mean(axis=0), 0)  # at the minimum penalised weights sum to zero over the classes
 
     def at(W: FloatArray) -> tuple[FloatArray, FloatArray, float, FloatArray]:
         """Probabilities (C, n), gradient (C, i), its largest entry, losses (n,)."""
@@ -178,9 +176,8 @@ def fit_softmax(
         return float(loss.sum() + (penalty * W**2).sum() / 2)
 
     pi, g, size, loss = at(W)
-    if size < np.inf and objective(loss, W) > len(y) * np.log(
-        len(W)
-    ):  # worse than nothing, and so sure that blocks may be singular
+    # Worse than nothing, and so sure that blocks may be singular.
+    if size < np.inf and objective(loss, W) > len(y) * np.log(len(W)):
         W = np.zeros_like(W)
         pi, g, size, loss = at(W)
     inverse, products = None, 0

@@ -83,9 +83,8 @@ def cnn(
     return nn.Sequential(*steps, nn.Flatten(), nn.Linear(i * size[0] * size[1], n_classes))
 
 
-# Of the paper: hidden layers of its perceptrons, and the numbers an autoencoder leaves of an image for each.
+# Of the paper: hidden layers of its perceptrons.
 HIDDEN: dict[str, tuple[int, ...]] = {"MLP_A": (20, 10), "MLP_B": (100,), "MLP_C": (100, 50, 20), "LR": ()}
-EMBEDDING = {"MLP_A": 8, "MLP_B": 16, "MLP_C": 32, "LR": 8}
 
 
 def paper_network(name: str, shape: Sequence[int], n_classes: int) -> nn.Sequential:

@@ -4,7 +4,7 @@ from fullconformal.problem.base import CHUNK, Block, Problem
 from fullconformal.problem.contrasts import contrasts_of, in_contrasts
 from fullconformal.problem.convolutions import full_precision
 from fullconformal.problem.loss import candidate_losses, losses, residuals, softmax, softmax_curvature
-from fullconformal.problem.rows import Rows, contract, flat, join, select, squared_norms
+from fullconformal.problem.rows import Rows, contract, flat, join, select, squared_norms, summed
 
 __all__ = [
     "CHUNK",
@@ -24,4 +24,5 @@ __all__ = [
     "softmax",
     "softmax_curvature",
     "squared_norms",
+    "summed",
 ]

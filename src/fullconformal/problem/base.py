@@ -22,7 +22,7 @@ from torch.func import functional_call, vjp, vmap
 from fullconformal.problem.chain import Trace, activate, read_model, with_one
 from fullconformal.problem.convolutions import convolution_rows, full_precision, plain_convolutions
 from fullconformal.problem.loss import losses, residuals
-from fullconformal.problem.rows import Rows, join
+from fullconformal.problem.rows import Rows, join, summed
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
@@ -194,16 +194,14 @@ class Problem:
         """∇F(θ), (p,); from the training points' gradients where they are known."""
         total = self.penalty * self.theta
         if rows is not None:
-            parts = [left.sum(0) if right is None else (left.T @ right).reshape(-1) for left, right in rows]
-            return total.add_(parts[0] if len(parts) == 1 else torch.cat(parts))
+            return total + summed(rows)
         chunk = min(self.chunk, 512) if self.prefix_names else self.chunk  # a pass back keeps all it met on its way
         for X, y in self.batches(chunk):
             if self.prefix_names:  # whose rows, one a point, may be large
                 pull = vjp(partial(self.logits_at, x=X), self.theta)[1]
                 total = total + pull(residuals(self.logits(X), y))[0]
             else:
-                pairs = [(left, right) for left, right in self.gradients(X, y) if right is not None]
-                total = total + torch.cat([(left.T @ right).reshape(-1) for left, right in pairs])
+                total = total + summed(self.gradients(X, y))
         return total
 
     @torch.no_grad()
@@ -234,15 +232,13 @@ class Problem:
         """Logits (k, C) and their Jacobian as rows (k, C, o) ⊗ (k, i)."""
         out: list[Rows] = []
         if self.prefix_names:
-            eye = torch.eye(self.logits(X[:1]).shape[1], dtype=X.dtype, device=X.device)
+            eye = torch.eye(self.n_classes, dtype=X.dtype, device=X.device)
             parts = [self.prefix_rows(part, eye.expand(len(part), -1, -1)) for part in X.split(self.chunk)]
             out.append(Rows(torch.cat(parts), None))
         if not self.tail:
             return self.logits(X), out
-        trace = self.trace(X)
-        n_classes = trace.logits.shape[1]
-        T = torch.eye(n_classes, dtype=X.dtype, device=X.device)  # one for all points, up to the last activation
-        rows = []
+        trace, rows = self.trace(X), []
+        T = torch.eye(self.n_classes, dtype=X.dtype, device=X.device)  # one for all points, up to the last activation
         for k in range(len(self.tail) - 1, -1, -1):
             if self.tail[k].trainable:
                 rows.append(Rows(T.expand(len(X), -1, -1), trace.inputs[k]))

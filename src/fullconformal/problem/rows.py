@@ -46,6 +46,12 @@ def flat(rows: Sequence[Rows]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-1)
 
 
+def summed(rows: Sequence[Rows]) -> Tensor:
+    """The sum (p,) of gradients' rows written out."""
+    parts = [left.sum(0) if right is None else (left.T @ right).reshape(-1) for left, right in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
     """Gradient rows Jᵀr (k, o) from Jacobian rows and residuals r (k, C)."""
     return [Rows((r[:, None, :] @ left)[:, 0], right) for left, right in rows]

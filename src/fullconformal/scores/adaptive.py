@@ -107,12 +107,7 @@ def aps(proba: FloatArray, uniform: FloatArray | None = None, *, never_empty: bo
 
 
 def raps(
-    proba: FloatArray,
-    k_reg: int,
-    lambda_reg: float,
-    uniform: FloatArray | None = None,
-    *,
-    never_empty: bool = False,
+    proba: FloatArray, k_reg: int, lambda_reg: float, uniform: FloatArray | None = None, *, never_empty: bool = False
 ) -> FloatArray:
     """The same plus λ for each rank beyond k_reg (m, C)."""
     return aps(proba, uniform, never_empty=never_empty) + penalties(proba, k_reg, lambda_reg)

@@ -91,8 +91,7 @@ def count_scores(
     progress: Progress | None = None,
 ) -> Counts:
     """Counts for the candidates of every x in X (m, ...), block by block."""
-    problem = training.problem
-    n_classes = problem.logits(X[:1]).shape[1]
+    problem, n_classes = training.problem, training.problem.n_classes
     width = max([b.o for b in problem.blocks]) + 8 * n_classes
     limit = max(1, training.memory // 16 // (width * X.element_size()))
     # Blocks that stay in the cache; on a GPU few launches.

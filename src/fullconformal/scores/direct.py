@@ -27,9 +27,8 @@ def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
         solved = half_solved(factor, ghat)
         tau = tau - (1 - q) * (solved**2).sum(-1)
     elif q < 1 or training.solved is None:
-        written = flat(
-            ghat
-        )  # not the rows of J, which lie along directions of no curvature as well: their differences would cancel
+        # Not the rows of J, which lie along directions of no curvature as well: their differences would cancel.
+        written = flat(ghat)
         solved = factor.solve(written.flatten(0, 1)).view_as(written)
         tau = tau - (1 - q) * (written * solved).sum(-1)
     b = training.loss + q * training.self_influence

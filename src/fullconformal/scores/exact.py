@@ -50,13 +50,11 @@ def exact_counts(
     progress: Progress | None = None,
     memory_budget: int = 2**30,
 ) -> Counts:
-    """Counts for the C candidates of every test point X_test (m, d); weight (n, C) as in `pvalues.count`."""
-    if q not in (0, 1):
-        raise ValueError(f"exact full CP is defined for q = 0 (ordinary) and q = 1 (deleted), not q = {q}")
+    """Counts for the C candidates of every test point X_test (m, d), q 0 or 1; weight (n, C) as in `pvalues.count`."""
 
     def counted(change: Change) -> Counted:
-        order, slope = (deleted_order if q else ordinary_order)(bag, change, memory_budget)
-        return *pvalues.count(order, 0, 0, comparison(weight, change)), slope
+        order = deleted_order(bag, change, memory_budget) if q else ordinary_order(bag, change)
+        return pvalues.count(order, 0, 0, comparison(weight, change))
 
     return count_all(bag, X_test, counted, memory_budget, progress)
 
@@ -67,17 +65,16 @@ def sign(alpha: Tensor, tau: Tensor, error: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ordinary_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, Tensor]:
-    """Order (n, B) of the training points' scores against the candidates', and |∇F|∞ (B,)."""
+def ordinary_order(bag: LinearBag, change: Change) -> Tensor:
+    """Order (n, B) of the training points' scores against the candidates'."""
     fits = refit(bag, change)
     alpha, tau = margin(logits(bag, fits.theta), bag.y[:, None]), margin(at_points(change.x, fits.theta), change.y)
-    order = sign(alpha, tau, 2 * (fits.error + rounding(bag, change, fits.theta)))
-    return order, fits.gradient.abs().amax((0, 1))
+    return sign(alpha, tau, 2 * (fits.error + rounding(bag, change, fits.theta)))
 
 
 @torch.no_grad()
-def deleted_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, Tensor]:
-    """Order (n, B) of the training points' scores against the candidates', and |∇F|∞ (B,) of the augmented fits."""
+def deleted_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
+    """Order (n, B) of the training points' scores against the candidates'."""
     fits = refit(bag, change, tolerance=ROUGH)
     theta, y = fits.theta, bag.y[:, None]
     base = bag.base.theta[:, :, None].expand_as(theta)
@@ -104,7 +101,7 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> tuple[Tensor, 
         c, i = column[at : at + width], point[at : at + width]
         start = theta[:, :, c] + _steps(bag, C.inverse, c, i, dual[i, :, c])
         order[i, c] = _refitted_order(bag, replace(change[c], removed=i), start, tau[c], tau_error[c])
-    return order, fits.gradient.abs().amax((0, 1))
+    return order
 
 
 def _steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual: Tensor) -> Tensor:

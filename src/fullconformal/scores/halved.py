@@ -97,9 +97,8 @@ class _Pairs:
     def bounded(self, at: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """b − τ, √(s ŝ), and what |b − τ| must exceed for k not to matter, (c, points)."""
         gap = self.b[points] - self.tau[at, None]
-        reach = (self.s + self.influence_slack)[points].sqrt() * self.s_hat[
-            at, None
-        ].sqrt()  # roots first: products of small numbers underflow
+        # Roots first: products of small numbers underflow.
+        reach = (self.s + self.influence_slack)[points].sqrt() * self.s_hat[at, None].sqrt()
         # What a product errs by, what is granted for that, and the rounding of the reach itself.
         far = reach * (1 + 3 * self.error)
         return gap, reach, far.add_(2 * self.slack[points]).add_(2 * self.own[at, None])

@@ -133,13 +133,7 @@ class NearestNeighbors(Bag):
 
     @classmethod
     def fit(
-        cls,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        n_classes: int,
-        k: int = 5,
-        p: float = 2.0,
-        memory_budget: int = 2**30,
+        cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, k: int = 5, p: float = 2.0, memory_budget: int = 2**30
     ) -> Self:
         """Provisional lists on the bag X (n, d), y (n,): O(n²), once."""
         if k < 1:

@@ -48,13 +48,12 @@ BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU m
 
 @dataclass(frozen=True)
 class Scores:
-    """Margins of the training points (n, B) and of the candidates (B,), the error of each, and |∇F|∞ (B,)."""
+    """Margins of the training points (n, B) and of the candidates (B,), and the error of each."""
 
     alpha: Tensor
     tau: Tensor
     alpha_error: Tensor
     tau_error: Tensor
-    gradient: Tensor
 
 
 @torch.no_grad()
@@ -65,12 +64,11 @@ def symmetric_scores(bag: LinearBag, change: Change, q: float) -> Scores:
 
 def _scores(bag: LinearBag, change: Change, fits: Fits, q: float, dtype: torch.dtype) -> Scores:
     """The same at given fits, with leverages of given precision."""
-    slope = fits.gradient.abs().amax((0, 1))
     z, z_added, y = logits(bag, fits.theta), at_points(change.x, fits.theta), bag.y[:, None]
     grain = rounding(bag, change, fits.theta)
     if q == 0:
         error = fits.error + grain
-        return Scores(margin(z, y), margin(z_added, change.y), error.expand(z.shape[0], -1), error, slope)
+        return Scores(margin(z, y), margin(z_added, change.y), error.expand(z.shape[0], -1), error)
     pi, pi_added = probabilities(z), probabilities(z_added)
     S = second(pi)
     C = curvature(bag, change, fits.theta, S, dtype)
@@ -82,7 +80,6 @@ def _scores(bag: LinearBag, change: Change, fits: Fits, q: float, dtype: torch.d
         margin(z_added + out_added.shift, change.y),
         score_error(C.A, out, error, C.rounding) + grain,
         score_error(C.A_added, out_added, error, C.rounding) + grain,
-        slope,
     )
 
 
@@ -103,29 +100,21 @@ def symmetric_counts(
     @torch.no_grad()
     def counted(change: Change) -> Counted:
         fits = refit(bag, change, tolerance=ROUGH)
-        above, tied, slope = _counts(_scores(bag, change, fits, q, bag.precision), change, weight)
+        above, tied = _counts(_scores(bag, change, fits, q, bag.precision), change, weight)
         near = tied.nonzero().squeeze(1)
         if len(near):
             change = change[near]
             fits = refit(bag, change, fits.theta[:, :, near])
-            above[near], tied[near], slope[near] = _counts(_scores(bag, change, fits, q, torch.float64), change, weight)
-        return above, tied, slope
+            above[near], tied[near] = _counts(_scores(bag, change, fits, q, torch.float64), change, weight)
+        return above, tied
 
     memory = memory_budget if X_test.is_cuda else min(memory_budget, BLOCK)
     return count_all(bag, X_test, counted, memory, progress)
 
 
 def _counts(s: Scores, change: Change, weight: Tensor | FloatArray | None) -> Counted:
-    """Weight of the training points above and tied with each candidate, and |∇F|∞, (B,) each."""
-    return *pvalues.count(s.alpha, s.tau, (s.alpha_error, s.tau_error), comparison(weight, change)), s.gradient
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Weight of the training points whose ordinary score surely, and possibly, is at least the candidate's, (m, C) each."""
-
-    lower: FloatArray
-    upper: FloatArray
+    """Weight of the training points above and tied with each candidate, (B,) each."""
+    return pvalues.count(s.alpha, s.tau, (s.alpha_error, s.tau_error), comparison(weight, change))
 
 
 @torch.no_grad()
@@ -136,10 +125,11 @@ def symmetric_bounds(
     progress: Progress | None = None,
     memory_budget: int = 2**30,
     one_step: bool = True,
-) -> Bounds:
-    """Counts that enclose those of the exact augmented fit (ordinary score), from one Newton step or from convergence.
+) -> Counts:
+    """Weight (m, C) of the training points whose ordinary score surely, and possibly, is at least the candidate's.
 
-    Where the bound says nothing (κμ ≥ 1) every training point is between them.
+    By the exact augmented fit, which one Newton step (or convergence) and its error enclose; where the bound says nothing (κμ ≥ 1) every
+    training point is between them.
     """
 
     def counted(change: Change) -> Counted:
@@ -151,7 +141,7 @@ def symmetric_bounds(
         reach, grain = error / kappa, rounding(bag, change, theta)
         alpha, tau = margin(z, bag.y[:, None]), margin(at_points(change.x, theta), change.y)
         slack, own_slack = (spread(A).sqrt() * reach + grain for A in (C.A, C.A_added))
-        return *pvalues.count(alpha, tau, (slack, own_slack), comparison(weight, change)), G.abs().amax((0, 1))
+        return pvalues.count(alpha, tau, (slack, own_slack), comparison(weight, change))
 
-    counts = count_all(bag, X_test, counted, memory_budget, progress)
-    return Bounds(counts.greater, counts.greater + counts.equal)
+    surely, between = count_all(bag, X_test, counted, memory_budget, progress)
+    return surely, surely + between

@@ -19,10 +19,8 @@ from fullconformal.storage.values import Kind, Packer, Unpacker, among, expect
 
 CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
 NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
-MAX_POOL, AVG_POOL = (
-    ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-    ("kernel_size", "stride", "padding", "ceil_mode"),
-)
+MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+AVG_POOL = ("kernel_size", "stride", "padding", "ceil_mode")
 
 # The layers that may be loaded, and the constructor arguments that describe one.
 LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {

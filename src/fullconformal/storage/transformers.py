@@ -40,7 +40,7 @@ def known(cls: type) -> bool:
     return cls.__name__ in HOMES and getattr(import_module(HOMES[cls.__name__]), cls.__name__) is cls
 
 
-def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
+def pack_estimator(estimator: Any, _: Packer) -> dict[str, Any]:
     """Class, parameters and fitted attributes of an estimator."""
     cls = type(estimator)
     if not known(cls):
@@ -52,7 +52,7 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     if "memory" in params:
         params["memory"] = None  # a cache of this machine
     fitted = {name: value for name, value in vars(estimator).items() if name not in params and name not in DROPPED}
-    check(cls.__name__, params, fitted)
+    check(cls.__name__, params)
     if "_fit_X" in fitted and cls.__name__ == "KNeighborsClassifier":  # its tree is planted again
         fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]}
     return {"class": cls.__name__, "params": params, "fitted": fitted}
@@ -62,7 +62,7 @@ def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
     """The estimator again."""
     name = among(values["class"], HOMES)
     params, fitted = expect(values["params"], dict), expect(values["fitted"], dict)
-    check(name, params, fitted)
+    check(name, params)
     cls = getattr(import_module(HOMES[name]), name)
     estimator = cls(**params)
     if name == "KNeighborsClassifier" and "X" in fitted:
@@ -74,7 +74,7 @@ def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
     return estimator
 
 
-def check(name: str, params: dict[str, Any], fitted: dict[str, Any]) -> None:
+def check(name: str, params: dict[str, Any]) -> None:
     """Raise where an estimator would call a function, or read and write a cache."""
     called = [key for key in ("func", "inverse_func") if params.get(key) is not None]
     if called:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fullconformal.models.fitting import NotFinite, Progress
-from fullconformal.models.recipe import Job, Loss, Recipe, Trained, cross_entropies
+from paper.recipe import Job, Loss, Recipe, Trained, cross_entropies
 
 
 def train_stacked(
@@ -47,17 +47,6 @@ def train_stacked(
         (outputs, targets) of k points to k numbers.
     progress : callable, optional
         Told (epochs done, epochs at most).
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fullconformal.models import mlp
-    >>> from fullconformal.models.recipe import Job, Recipe
-    >>> from fullconformal.models.stacked import train_stacked
-    >>> X, y = torch.randn(200, 5), torch.arange(200) % 2
-    >>> jobs = [Job(seed, torch.arange(150), torch.arange(150, 200)) for seed in range(3)]
-    >>> [type(t.model).__name__ for t in train_stacked(lambda: mlp(5, (4,), 2), X[None], y, jobs, {}, Recipe(max_epochs=2))]
-    ['Sequential', 'Sequential', 'Sequential']
     """
     recipe = recipe or Recipe()
     if not jobs:

@@ -1,0 +1,241 @@
+"""Objects and labels as users hand them over: what they hold, and what is wrong with them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator
+from sklearn.utils import _safe_indexing, get_tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _num_samples, validate_data
+from torch import Tensor, bfloat16
+
+MANY = 50  # classes from which labels may be something else
+REMEDY = "Look for a wrong unit or a placeholder, scale that feature, or leave the object out."
+
+
+def array(tensor: Tensor) -> npt.NDArray[Any]:
+    """A tensor as an array; NumPy does not know bfloat16."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == bfloat16 else tensor).numpy()
+
+
+def first_rows(X: Any, most: int = 20) -> Any:
+    """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
+    return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
+
+
+def contents(X: Any) -> Iterator[bytes]:
+    """What each object holds, as bytes that do not depend on the other objects."""
+    if issparse(X):
+        X = X.tocsr().sorted_indices()
+        for first, last in pairwise(X.indptr):
+            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
+        return
+    X = np.asarray(X)
+    named = X.dtype.kind not in "biufc"  # whose bytes would be addresses, or text as wide as the longest in the array
+    for x in X:
+        yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
+
+
+def unmasked(name: str, array: Any) -> Any:
+    """Data of a masked array in which nothing is masked; an error where something is, as scikit-learn would take it for a value."""
+    if not isinstance(array, np.ma.MaskedArray):
+        return array
+    if masked := int(np.ma.getmaskarray(array).sum()):
+        remedy = "leave such points out" if name == "y" else "impute them, or leave such objects out"
+        raise ValueError(f"{name} is a masked array with {masked} of its {array.size} values masked; {remedy}.")
+    return array.data
+
+
+def labels(y: Any) -> Any:
+    """Labels as NumPy has them, none missing: pandas' whole numbers and truth values, and objects that all are such, keep their kind."""
+    if isinstance(y, str):
+        raise ValueError(f"y={y!r} is one word; give the labels, one for each object (of a table: X[{y!r}]).")
+    if y is None:  # of which scikit-learn tells
+        return y
+    y = unmasked("y", y)
+    if hasattr(y, "iloc") and y.ndim == 2 and y.shape[1] == 1:  # a table of one column
+        y = y.iloc[:, 0]
+    if isinstance(y, np.ndarray) and not y.dtype.isnative:
+        y = y.astype(y.dtype.newbyteorder("="))
+    check_labels(y)
+    kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)  # of extension arrays
+    if kind is not None and kind.kind in "biu":
+        return np.asarray(y, dtype=kind)
+    if getattr(getattr(y, "dtype", None), "kind", "") == "O" and len({type(label) for label in y}) == 1:
+        found = np.asarray(y.tolist())
+        return found if found.shape == y.shape and found.dtype.kind in "biu" else y
+    return y
+
+
+def check_labels(y: Any) -> None:
+    """Raise where labels (n,) are missing, or are bytes."""
+    y = np.asarray(y)
+    if y.ndim != 1 or y.dtype.kind in "biuU":
+        return
+    if y.dtype.kind == "S":
+        raise ValueError("y holds bytes; give strings, for instance y.astype(str).")
+    missing = np.isnat(y) if y.dtype.kind in "mM" else np.array([_is_missing(label) for label in y], dtype=bool)
+    if missing.any():
+        raise ValueError(
+            f"y has no label at {missing.sum()} of its {len(y)} places, the first at {int(missing.argmax())} (counted from 0); "
+            "leave such points out."
+        )
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, or one of those that do not equal themselves: NaN, and pandas' NA and NaT."""
+    same = label is not None and label == label
+    return (isinstance(same, (bool, np.bool_)) and not same) or type(label).__name__ == "NAType"
+
+
+def check_names(X: Any) -> None:
+    """Raise where columns of a DataFrame share a name: by their names they could not be told apart."""
+    if hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2 and not X.columns.is_unique:
+        shared = X.columns[X.columns.duplicated()].unique().tolist()
+        raise ValueError(
+            f"X has several columns of the same name: {', '.join(map(repr, shared))}; rename or drop them."
+        )
+
+
+def check_rows(X: Any, width: int) -> None:
+    """Raise where X has no objects, or is one where a matrix of some width is meant: a Pipeline's transformers say less."""
+    if getattr(X, "shape", (1,))[:1] == (0,) or (isinstance(X, list) and not X):
+        raise ValueError("X has no objects; give at least one.")
+    if width and len(shape := getattr(X, "shape", (0, 0))) == 1:
+        raise ValueError(
+            f"X has shape {shape}, and a matrix (objects, {width} columns) is meant; of one object give X.reshape(1, -1), "
+            "of a table's row table.iloc[[i]]."
+        )
+
+
+def check_columns(X: Any) -> None:
+    """Raise where a DataFrame, which no Pipeline encodes, has columns that are no numbers; or an array holds dates."""
+    if getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
+        raise ValueError(
+            f"X holds dates or times ({X.dtype}); give numbers, for instance X.astype('int64') or days since the first."
+        )
+    if not hasattr(X, "iloc") or getattr(X, "ndim", 0) != 2:
+        return
+    words = []
+    for j, (name, kind) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+        if getattr(kind, "kind", "O") not in "biuf":
+            try:
+                X.iloc[:, j].astype(float)
+            except (TypeError, ValueError):
+                words.append(repr(name))
+    if words:
+        raise ValueError(
+            f"X has columns that are no numbers: {', '.join(words)}. Leave them out, or encode them in a Pipeline: "
+            "make_pipeline(make_column_transformer((OneHotEncoder(), columns), remainder='passthrough'), model)."
+        )
+
+
+def takes_missing(estimator: Any) -> bool:
+    """Whether a classifier of scikit-learn's kind knows what to do with missing values."""
+    return isinstance(estimator, BaseEstimator) and bool(get_tags(estimator).input_tags.allow_nan)
+
+
+def native(X: Any) -> Any:
+    """An array of numbers that torch knows: in the machine's byte order and in no more than float64; others as they are."""
+    if not isinstance(X, np.ndarray):
+        return X
+    kind = np.dtype(np.float64) if X.dtype.kind == "O" or X.dtype.char == "g" else X.dtype.newbyteorder("=")
+    return X.astype(kind, copy=False)
+
+
+def place(at: list[int]) -> str:
+    """Where in an object of X a value is, in words."""
+    return f"{'column' if len(at) == 2 else 'place'} {', '.join(map(str, at[1:]))} (counted from 0)"
+
+
+def validated(clf: Any, X: Any, y: Any, **options: Any) -> Any:
+    """What scikit-learn's `validate_data` makes of X (n, ...) and y (n,), numbers; where X is not finite the error says where."""
+    try:
+        return validate_data(clf, X, y, dtype="numeric", **options)
+    except ValueError as error:
+        if not any(word in str(error) for word in ("NaN", "infinity")) or not (sentence := not_finite(X)):
+            raise
+        raise ValueError(sentence) from error
+
+
+def not_finite(X: Any) -> str:
+    """A sentence on the missing or infinite values of X (n, ...): how many, where the first is, what to do. Empty where there is none."""
+    try:
+        numbers = X.to_numpy(np.float64, na_value=np.nan) if hasattr(X, "iloc") else np.asarray(X, np.float64)
+    except (TypeError, ValueError):  # no numbers
+        return ""
+    bad = np.argwhere(~np.isfinite(numbers)).tolist()
+    if not bad:
+        return ""
+    missing = bool(np.isnan(value := numbers[tuple(bad[0])]))
+    name = f", {X.columns[bad[0][1]]!r}" if hasattr(X, "columns") else ""
+    count = f"{len(bad)} such value{'s' if len(bad) > 1 else ''} in all"
+    remedy = "Impute missing values first (SimpleImputer of scikit-learn's), or leave such objects out."
+    kind = "NaN" if missing else f"infinity ({value})"
+    return f"X holds {kind} in object {bad[0][0]}, {place(bad[0])}{name}; {count}. {remedy if missing else REMEDY}"
+
+
+def check_squares(X: Any, dtype: str) -> None:
+    """Raise where the squares of X (n, ...), of which curvatures are made, overflow; one product tells that none do.
+
+    Not BLAS's, whose threads would be in the way of torch's for tens of milliseconds.
+    """
+    if X.dtype.kind != "f":
+        return
+    numbers = X.ravel(order="K")
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.einsum("i,i->", numbers, numbers)):
+            return
+    at = [int(i) for i in np.unravel_index(int(np.abs(X).argmax()), X.shape)]
+    value, most = float(X[tuple(at)]), float(np.finfo(dtype).max / X.size) ** 0.5
+    if abs(value) > most:
+        raise ValueError(
+            f"X holds {value:.3g} in {place(at)}, too large for a fit in {dtype}: squares overflow beyond {most:.2g}. {REMEDY}"
+        )
+
+
+def check_distances(X: Any, order: float, training: bool) -> None:
+    """Raise where Minkowski distances from values of X (n, d) overflow: they would count as no neighbour."""
+    most = float(np.finfo(np.float64).max / X.shape[1]) ** (1 / order) / 2
+    if (far := np.abs(X) > most).any():
+        at = [int(i) for i in np.argwhere(far)[0]]
+        row = "" if training else f"object {at[0]}, "
+        raise ValueError(
+            f"X holds {X[tuple(at)]:.3g} in {row}{place(at)}: distances overflow beyond {most:.2g}. {REMEDY}"
+        )
+
+
+def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Classes (C,) and label indices (n,); at least two classes."""
+    y = np.asarray(y)
+    try:
+        if y.dtype.kind not in "biu":  # whole numbers are always labels, and looking closer takes longer than the rest
+            check_classification_targets(y)
+        classes, index = _different(y)
+    except TypeError as error:  # they have no order
+        kinds = ", ".join(sorted({type(label).__name__ for label in y.tolist()}))
+        raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
+    if len(classes) < 2:
+        raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
+    if len(classes) > max(MANY, len(y) / 2):
+        warnings.warn(
+            f"y has {len(classes):,} classes for {len(y):,} points; is it a quantity or an identifier? Fits take long with so many.",
+            UserWarning, stacklevel=3,
+        )  # fmt: skip
+    return classes, index.astype(np.int64)
+
+
+def _different(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The different labels (C,) in order and the index (n,) of each; whole numbers from 0 to n are counted rather than sorted."""
+    if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y) or y.min() < 0 or y.max() > len(y):
+        return np.unique(y, return_inverse=True)
+    present = np.bincount(y.astype(np.int64, copy=False)) > 0
+    return np.flatnonzero(present).astype(y.dtype), (present.cumsum() - 1)[y]
