@@ -441,3 +441,15 @@ def test_a_method_that_failed_is_told_where_there_is_no_table(how, tmp_path, mon
     pd.DataFrame({"x": rng.normal(size=16), "y": ["a", "b"] * 8}).to_csv("few.csv", index=False)
     result = ok("compare", "few.csv", "--target", "y", "--confidence", 0.7, *how)
     assert "RAPS failed: ValueError: " in result.stderr and "too few to tune RAPS" in result.stderr
+
+
+def test_labels_that_hold_the_mark_which_joins_them_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    pd.DataFrame({"x": rng.normal(size=40), "y": ["a|b", "c"] * 20}).to_csv("few.csv", index=False)
+    ok("fit", "few.csv", "--target", "y", "-o", "model")
+    assert (
+        "joined by |, which 'a|b' holds itself; -o sets.parquet"
+        in ok("predict", "model", "few.csv", "-o", "s.csv").stderr
+    )
+    assert "joined by" not in ok("predict", "model", "few.csv", "-o", "s.parquet").stderr

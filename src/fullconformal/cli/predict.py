@@ -39,7 +39,7 @@ def predict(
     import numpy as np
 
     from fullconformal.sets import prediction_sets
-    from fullconformal.table import PARQUET, check_name, read_table
+    from fullconformal.table import PARQUET, check_name, listed, read_table
 
     check_output(out, predictor, table)
     beside = str(out) == "-"
@@ -52,6 +52,12 @@ def predict(
         check_name(frame, name, "--keep")
     X = schema.objects(frame)
     tell_unseen(clf, schema, X, quiet)
+    joined = [str(label) for label in clf.classes_ if "|" in str(label)]
+    if joined and out.suffix.lower() not in PARQUET:
+        note(
+            f"sets are labels joined by |, which {listed(joined)} holds itself; -o sets.parquet keeps them apart.",
+            quiet,
+        )
     levels = sorted(set(confidence)) or [clf.confidence_level]
     clf.set_params(verbose=int(not talk.quiet and not beside))
     with talk.warnings_as_notes():
