@@ -110,7 +110,7 @@ def test_one_step_deletion_is_within_its_bound(problem):
     C = curvature(bag, change, fits.theta, S)
     mu, kappa, _ = certify(bag, change, fits.theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
-    claimed = bounds(C.A, r, kappa, mu, out)[:, 0]
+    claimed = bounds(C.spread, r, kappa, mu, out)[:, 0]
     without = refit(bag, Change(change.x.repeat(1, n), change.y.repeat(n), torch.arange(n)))
     exact = at_points(bag.X.T, without.theta)
     assert (range_of(exact - (z + out.shift)[:, :, 0].T) <= claimed + without.error).all()

@@ -1,5 +1,6 @@
 """The symmetric scores: literal formula, equivariance, honest tolerances, counts, and the certificate."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
 from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second
-from fullconformal.convex.deletion import WIDE
 from fullconformal.convex.loss import pairs
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores.exact import exact_counts
@@ -41,8 +41,7 @@ def test_scores_are_the_literal_formula(problem, q):
 
 @pytest.mark.parametrize("q", [0.5, 1])
 def test_scores_of_many_classes_are_the_literal_formula(q):
-    """So many that matrices between classes go to BLAS and LAPACK."""
-    rng, C = np.random.default_rng(0), WIDE + 4
+    rng, C = np.random.default_rng(0), 14
     X, y, penalty = np.c_[rng.normal(size=(3 * C, 2)), np.ones(3 * C)], np.arange(3 * C) % C, np.array([0.3, 0.3, 0.0])
     for label in (0, C - 1):
         alpha, error = scores_of(X, y, C, penalty, X[5] / 2, label, q)
@@ -50,22 +49,32 @@ def test_scores_of_many_classes_are_the_literal_formula(q):
         np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
 
 
-@pytest.mark.parametrize("rank", [3, 12])
-def test_wide_matrices_are_factorised_as_narrow_ones(rank, monkeypatch):
-    """Those that are singular, or hold a point of leverage one, too."""
+@pytest.mark.parametrize("q", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("rank", [1, 3, 12])
+def test_points_are_left_out_by_the_literal_formula(rank, q, monkeypatch):
+    """However they are cut; where A is singular, and where a point has leverage one, too."""
     rng, (n, K, B) = np.random.default_rng(rank), (5, 12, 2)
-    half = torch.tensor(rng.normal(size=(n, B, K, rank)))
-    full = (half @ half.mT).movedim(1, -1) / 30
+    half = rng.normal(size=(n, B, K, rank)) / 12
+    full = half @ half.swapaxes(-1, -2)
+    full[0] *= 1e5  # no factor of I − T
     (i, j), _ = pairs(K, torch.device("cpu"))
     pi = torch.softmax(torch.tensor(rng.normal(size=(n, K + 1, B))), 1)[:, 1:]
-    r, A = residual(pi, torch.zeros(n, 1, dtype=torch.long)), full[:, i, j]
-    A[0] *= 1e3  # no factor of I − T
-    wide = deletion(A, second(pi), r, 1)
-    monkeypatch.setattr(sys.modules[deletion.__module__], "WIDE", 100)
-    narrow = deletion(A, second(pi), r, 1)
-    for name in ("shift", "norm", "slack"):  # to the rounding of products of length 12 and of conditions up to 1e4
-        torch.testing.assert_close(getattr(wide, name)[1:], getattr(narrow, name)[1:], rtol=1e-10, atol=1e-12)
-    assert bool((wide.slack[0] == 0).all() and (narrow.slack[0] == 0).all())
+    A, r = torch.tensor(full[:, :, i, j]).movedim(1, -1).contiguous(), residual(pi, torch.zeros(n, 1, dtype=torch.long))
+    out = deletion(A, second(pi), r, q)
+    assert bool((out.slack[0] == 0).all())
+    for at, b in itertools.product(range(1, n), range(B)):
+        p, own = pi[at, :, b].numpy(), r[at, :, b].numpy()
+        value, vector = np.linalg.eigh(full[at, b])
+        root = vector * np.sqrt(value.clip(0)) @ vector.T
+        t, U = np.linalg.eigh(root @ (np.diag(p) - np.outer(p, p)) @ root)
+        factor = [((1 - each) ** -q - 1) / each if each > 1e-12 else q for each in t]
+        # Products of length 12, twice, of numbers of size one, and conditions up to 1e4.
+        np.testing.assert_allclose(out.shift[at, :, b], root @ (U * factor) @ U.T @ root @ own, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(out.norm[at, b] ** 2, own @ full[at, b] @ own, rtol=1e-10)
+        np.testing.assert_allclose(out.slack[at, b], np.prod(1 - t), rtol=1e-10)
+    monkeypatch.setattr(sys.modules[deletion.__module__], "TOGETHER", 1)
+    for name, parts in vars(deletion(A, second(pi), r, q)).items():
+        assert torch.equal(parts, getattr(out, name))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -17,7 +17,9 @@ from torch import Tensor
 from fullconformal.convex.bag import EPS, Change, LinearBag, logits
 from fullconformal.convex.fits import Fits, radius, refit
 from fullconformal.convex.hessian import curvature
-from fullconformal.convex.loss import probabilities, residual, second, spread, unpacked
+from fullconformal.convex.loss import pairs, probabilities, residual, second, unpacked
+
+TOGETHER = 2**19  # numbers of the matrices of points that a CPU takes together, so that they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,49 @@ def deletion(A: Tensor, S: Tensor, r: Tensor, q: float) -> Deletion:
         t = (A * S).clamp_(max=1 - EPS)
         shift = phi(t, q).mul_(A).mul_(r)
         return Deletion(shift, A.sqrt().mul_(r).abs_().squeeze(-2), t.neg_().add_(1).squeeze(-2))
-    L = _cholesky(unpacked(A))
-    T = _product(L.transpose(-2, -3), _product(unpacked(S), L))
-    b = _product(L.transpose(-2, -3), r.unsqueeze(-2))
-    G = _cholesky(torch.eye(T.shape[-2], dtype=T.dtype, device=T.device)[..., None] - T)
-    v = _backward(G, _forward(G, b)) if q == 1 else _phi_eigen(T, b, q)
-    shift = _product(L, v).squeeze(-2).nan_to_num_(0.0, 0.0, 0.0)  # not finite only where the slack is zero
-    slack = G.diagonal(dim1=-3, dim2=-2).prod(-1).square()
-    return Deletion(shift, b.square().sum(-3).squeeze(-2).sqrt(), slack)
+    out = Deletion(torch.empty_like(r), *(torch.empty_like(r.select(-2, 0)) for _ in range(2)))
+    K, every = r.shape[-2], slice(None)
+    step = max(1, TOGETHER // (K * K * r.shape[-1]))
+    parts = [every] if r.dim() == 2 or r.is_cuda else [slice(at, at + step) for at in range(0, len(r), step)]
+    place = pairs(K, r.device)[1]
+    for at in parts:
+        a, s, residuals = (v[at].movedim(-2, 0).contiguous() for v in (A, S, r))
+        shift, out.norm[at], out.slack[at] = _deletion(a[place], s[place], residuals, q)
+        out.shift[at] = shift.movedim(0, -2)
+    return out
+
+
+def _deletion(A: Tensor, S: Tensor, r: Tensor, q: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Shift (K, ...), |A^½ r| and det(I − T) (...) from A, S (K, K, ...) and residuals r (K, ...); A is overwritten.
+
+    With A = LLᵀ in place of A^½, which changes T by a rotation. Matrices are small and points are many: loops over K, arrays over the
+    rest, and of triangular factors only what is not zero.
+    """
+    L, K = _cholesky_(A), len(r)
+    SL, T, b, shift = torch.zeros_like(A), torch.zeros_like(A), torch.zeros_like(r), torch.zeros_like(r)
+    for k in range(K):
+        SL[:, : k + 1].addcmul_(S[:, k, None], L[k, : k + 1])
+        b[: k + 1].addcmul_(L[k, : k + 1], r[k])
+    for k in range(K):
+        T[: k + 1, : k + 1].addcmul_(L[k, : k + 1, None], SL[k, : k + 1])
+    norm = b.square().sum(0).sqrt()
+    v = b if q == 1 else _phi_eigen(T, b, q)
+    G = T.neg_()
+    for k in range(K):
+        G[k, k] += 1
+    _cholesky_(G)
+    slack = torch.ones_like(norm)
+    for k in range(K):
+        slack *= G[k, k]
+        if q == 1:
+            v[k] /= G[k, k]
+            v[k + 1 :].addcmul_(G[k + 1 :, k], v[k], value=-1)
+    for k in reversed(range(K)) if q == 1 else ():
+        v[k] /= G[k, k]
+        v[:k].addcmul_(G[k, :k], v[k], value=-1)
+    for k in range(K):
+        shift[k:].addcmul_(L[k:, k], v[k])
+    return shift.nan_to_num_(0.0, 0.0, 0.0), norm, slack.square_()  # not finite only where the slack is zero
 
 
 def phi(t: Tensor, q: float) -> Tensor:
@@ -52,22 +89,22 @@ def phi(t: Tensor, q: float) -> Tensor:
     return torch.where(t > EPS, torch.expm1(-q * torch.log1p(-t)) / t.clamp(min=EPS), q)
 
 
-def score_error(A: Tensor, out: Deletion, logit_error: Tensor, A_error: Tensor) -> Tensor:
-    """How far the shifted logits (..., B) can be off, in range, for any q ≤ 1: from errors of Θ̄ and from relative errors of A.
+def score_error(spread: Tensor, out: Deletion, logit_error: Tensor, A_error: Tensor) -> Tensor:
+    """How far the shifted logits (..., B) can be off, in range, for any q ≤ 1: from errors of Θ̄ and relative errors of A, of some spread.
 
     Logits off by ranges ≤ R put A and S off by factors within e^(±R), and r by S times that. Term by term of the power
     series of φ_q, whose coefficients are at most one, |A^(−½) dshift| ≤ R((1 + t)|A^½ r|/(1 − t)² + ½ t^½/(1 − t)) to first
     order. Twice that covers the higher orders while the errors are small against 1 − t; where they are not, nothing is known.
     """
-    e, root = out.slack, spread(A).sqrt()
-    root = root.div_(e)
+    e = out.slack
+    root = spread.sqrt().div_(e)
     by_A = (2 - e).mul_(2 * out.norm).div_(e).mul_(root)
     error = root.add_(1).add_(by_A).mul_(logit_error).add_(by_A.mul_(A_error))
     return error.masked_fill_(e < 4 * (2 * logit_error + A_error), torch.inf)
 
 
-def bounds(A: Tensor, r: Tensor, kappa: Tensor, mu: Tensor, out: Deletion) -> Tensor:
-    """How far logits (..., B) can be, in range, from those of the exact leave-one-out fit, where ``out`` is for q = 1.
+def bounds(spread: Tensor, r: Tensor, kappa: Tensor, mu: Tensor, out: Deletion) -> Tensor:
+    """How far logits (..., B) can be, in range, from those of the exact leave-one-out fit, where ``out`` is for q = 1, by A's spread.
 
     The bag without the point has Hessian H̄ − JᵀSJ, gradient −Jᵀr + (what is left, μ in the norm of H̄⁻¹), and κ grows by at most
     (1 − t)^(−½). The Newton step has length ν = (r·shift)^½ and moves logits by ranges ≤ R = κν, so the gradient behind it is at
@@ -78,7 +115,7 @@ def bounds(A: Tensor, r: Tensor, kappa: Tensor, mu: Tensor, out: Deletion) -> Te
     nu = (r * out.shift).sum(-2).clamp(min=0.0).sqrt()
     R = kappa * nu
     behind = torch.where(R > 1e-4, torch.expm1(R) / R.clamp(min=1e-4) - 1, 0.5 * R * (1 + R)) * nu
-    return spread(A).sqrt() / root * radius(behind + mu, R, kappa)
+    return spread.sqrt() / root * radius(behind + mu, R, kappa)
 
 
 def duals(S: Tensor, r: Tensor, shift: Tensor) -> Tensor:
@@ -105,56 +142,21 @@ def leave_one_out(bag: LinearBag, memory: int = 2**28) -> Fits:
     return Fits(*(torch.cat([getattr(f, name) for f in fits], -1) for name in ("theta", "error", "gradient")))
 
 
-# K × K matrices (..., K, K, B), small ones of many points: loops over K, arrays over the rest. Wide ones go to BLAS and LAPACK.
-WIDE = 10
-
-
-def _product(X: Tensor, Y: Tensor) -> Tensor:
-    """Matrix products of (..., I, J, B) and (..., J, L, B)."""
-    if X.shape[-2] > WIDE and Y.shape[-2] > 1:
-        return torch.einsum("...ijb,...jlb->...ilb", X, Y)
-    out = X[..., :, :1, :] * Y[..., :1, :, :]
-    for j in range(1, X.shape[-2]):
-        out += X[..., :, j : j + 1, :] * Y[..., j : j + 1, :, :]
-    return out
-
-
-def _cholesky(A: Tensor) -> Tensor:
-    """Lower Cholesky factors (..., K, K, B); a pivot that is zero up to rounding leaves its column zero."""
-    if A.shape[-2] > WIDE:
-        wide: Tensor
-        wide, failed = torch.linalg.cholesky_ex(A.movedim(-1, -3))
-        pivots, entries = wide.diagonal(dim1=-2, dim2=-1).square(), A.diagonal(dim1=-3, dim2=-2)
-        if not bool(failed.any()) and bool((pivots > EPS * entries).all()):
-            return wide.movedim(-3, -1)
-    L = torch.zeros_like(A)
-    for j in range(A.shape[-2]):
-        column = A[..., j:, j, :] - (L[..., j:, :j, :] * L[..., j : j + 1, :j, :]).sum(-2)
-        pivot = column[..., :1, :]
-        L[..., j:, j, :] = torch.where(
-            pivot > EPS * A[..., j : j + 1, j, :], column / pivot.clamp(min=EPS**8).sqrt(), 0.0
-        )
-    return L
-
-
-def _forward(L: Tensor, b: Tensor) -> Tensor:
-    """L⁻¹b (..., K, 1, B)."""
-    x = b.clone()
-    for j in range(L.shape[-2]):
-        x[..., j, 0, :] = (b[..., j, 0, :] - (L[..., j, :j, :] * x[..., :j, 0, :]).sum(-2)) / L[..., j, j, :]
-    return x
-
-
-def _backward(L: Tensor, b: Tensor) -> Tensor:
-    """L⁻ᵀb (..., K, 1, B)."""
-    x = b.clone()
-    for j in reversed(range(L.shape[-2])):
-        x[..., j, 0, :] = (b[..., j, 0, :] - (L[..., j + 1 :, j, :] * x[..., j + 1 :, 0, :]).sum(-2)) / L[..., j, j, :]
-    return x
+def _cholesky_(A: Tensor) -> Tensor:
+    """Lower Cholesky factors in place of matrices (K, K, ...), of which they leave what is above; a pivot that is zero up to rounding
+    leaves its column zero."""
+    least = EPS * A.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    for j, entry in enumerate(least):
+        column, pivot = A[j:, j], A[j, j]
+        for k in range(j):
+            column.addcmul_(A[j:, k], A[j, k], value=-1)
+        column.mul_(torch.where(pivot > entry, pivot.clamp(min=EPS**8).rsqrt(), 0.0))
+    return A
 
 
 def _phi_eigen(T: Tensor, b: Tensor, q: float) -> Tensor:
-    """φ_q(T) b (..., K, 1, B) through the eigenvalues of T."""
+    """φ_q(T) b (K, ...) through the eigenvalues of T (K, K, ...)."""
     U: Tensor
-    t, U = torch.linalg.eigh(T.movedim(-1, 0))
-    return (U @ (phi(t.clamp(min=0.0, max=1 - EPS), q)[..., None] * (U.mT @ b.movedim(-1, 0)))).movedim(0, -1)
+    t, U = torch.linalg.eigh(T.flatten(2).permute(2, 0, 1))
+    right = U.mT @ b.flatten(1).T[:, :, None]
+    return (U @ (phi(t.clamp(min=0.0, max=1 - EPS), q)[..., None] * right)).squeeze(2).T.reshape(b.shape)

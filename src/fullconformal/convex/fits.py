@@ -90,7 +90,7 @@ def certify(
     solved = (C.inverse @ g[:, :, None].to(C.inverse.dtype)).squeeze(2)
     mu = (1 + C.rounding) * (g * solved).sum(1).clamp(min=0.0).sqrt()
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
-    kappa = torch.maximum(spread(C.A).amax(0), spread(C.A_added)).clamp(min=torch.finfo(mu.dtype).tiny).sqrt()
+    kappa = torch.maximum(C.spread.amax(0), C.spread_added).clamp(min=torch.finfo(mu.dtype).tiny).sqrt()
     kappa = kappa * (1 + C.rounding)
     return mu, kappa, kappa * radius(mu, 0.0, kappa)
 

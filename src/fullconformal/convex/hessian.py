@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from fullconformal.convex.bag import Change, LinearBag, at_points, logits
-from fullconformal.convex.loss import pairs, probabilities, second, unpacked
+from fullconformal.convex.loss import pairs, probabilities, second, spread, unpacked
 
 DECIDES = 1e-4  # relative error of leverages with which all but a few candidates in a hundred are told from all points
 
@@ -83,6 +83,16 @@ class Curvature:
     A: Tensor  # (n, Q, B), of the training points
     A_added: Tensor  # (Q, B), of the added points
     rounding: Tensor
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """spread(A) (n, B)."""
+        return spread(self.A)
+
+    @cached_property
+    def spread_added(self) -> Tensor:
+        """spread(A) (B,) of the added points."""
+        return spread(self.A_added)
 
 
 def curvature(

@@ -75,8 +75,9 @@ def spread(A: Tensor) -> Tensor:
     if A.shape[-2] == 1:
         return A.squeeze(-2)
     (i, j), place = pairs(math.isqrt(2 * A.shape[-2]), A.device)
-    diagonal = A[..., place.diagonal(), :]
-    return torch.maximum(diagonal.amax(-2), (diagonal[..., i, :] + diagonal[..., j, :] - 2 * A).amax(-2))
+    entries = A.movedim(-2, 0)
+    diagonal = entries[place.diagonal()]
+    return torch.maximum(diagonal.amax(0), diagonal[i].add_(diagonal[j]).sub_(entries, alpha=2).amax(0))
 
 
 def range_of(z: Tensor) -> Tensor:

@@ -87,8 +87,8 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
     mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
     error = (
-        bounds(C.A, r, kappa, mu, out)
-        + score_error(C.A, out, torch.zeros_like(mu), C.rounding)
+        bounds(C.spread, r, kappa, mu, out)
+        + score_error(C.spread, out, torch.zeros_like(mu), C.rounding)
         + rounding(bag, change, theta)
     )
     order = sign(margin(z + out.shift, y), tau, error + tau_error)

@@ -40,7 +40,6 @@ from fullconformal.convex import (
     rounding,
     score_error,
     second,
-    spread,
 )
 
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
@@ -78,8 +77,8 @@ def _scores(bag: LinearBag, change: Change, fits: Fits, q: float, dtype: torch.d
     return Scores(
         margin(z.add_(out.shift), y),
         margin(z_added + out_added.shift, change.y),
-        score_error(C.A, out, error, C.rounding) + grain,
-        score_error(C.A_added, out_added, error, C.rounding) + grain,
+        score_error(C.spread, out, error, C.rounding) + grain,
+        score_error(C.spread_added, out_added, error, C.rounding) + grain,
     )
 
 
@@ -140,7 +139,7 @@ def symmetric_bounds(
         _, kappa, error = certify(bag, change, theta, G, C)
         reach, grain = error / kappa, rounding(bag, change, theta)
         alpha, tau = margin(z, bag.y[:, None]), margin(at_points(change.x, theta), change.y)
-        slack, own_slack = (spread(A).sqrt() * reach + grain for A in (C.A, C.A_added))
+        slack, own_slack = (part.sqrt() * reach + grain for part in (C.spread, C.spread_added))
         return pvalues.count(alpha, tau, (slack, own_slack), comparison(weight, change))
 
     surely, between = count_all(bag, X_test, counted, memory_budget, progress)
