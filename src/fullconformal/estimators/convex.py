@@ -29,7 +29,7 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
     K = n_classes - 1
     pairs = n * K * (K + 1) / 2
     products = 2.0 * pairs * d * (d + 1) + 6.0 * (d * K) ** 3
-    return m * n_classes * (2.3e-11 * products + 1.1e-7 * pairs + 5e-10 * n * K**3)
+    return m * n_classes * (2.3e-11 * products + 9e-8 * pairs + 5e-10 * n * K**3)
 
 
 class Symmetric(Differentiable):
