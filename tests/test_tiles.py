@@ -96,6 +96,23 @@ def test_counts_do_not_depend_on_how_the_work_is_cut(name, cut, monkeypatch):
     assert same(training, X)
 
 
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_what_the_classes_share_does_not_matter(name):
+    """Logits that are large together: losses of candidates are formed as `count_scores` forms them."""
+    model, X, y, Xt = draw(name, 0, n=300, m=20)
+    with torch.no_grad():
+        list(model.parameters())[-1].add_(1e5)
+    training = kept(name, Problem(model, X, y, 0.7))
+    assert same(training, torch.cat([X[:60], Xt]))
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_products_that_are_nothing_beside_ties(name):
+    """Where all of a point's influence is far below the tolerance, windows hold what is tied all the same."""
+    training, _ = prepared(name, 0, penalty=1e25, close=20)
+    assert same(training, training.problem.X)
+
+
 def test_with_little_memory_objects_pass_in_portions():
     training, X = prepared("mlp", 3, n=400, m=200)
     p, n_classes = training.problem.p, training.problem.n_classes
@@ -182,7 +199,7 @@ def near_pairs(bag, tau, exact, rows, error, rho=None, moved=0.0):
     """
     length = torch.linalg.vector_norm(exact, dim=1) + error
     off = torch.zeros_like(tau) + abs(moved)
-    candidates = tiles.Candidates(tau + moved, off, rows, error, length, length if rho is None else rho)
+    candidates = tiles.Candidates(tau, tau + moved, off, rows, error, length, length if rho is None else rho)
     above, near, _ = tiles._count(bag, candidates, 1e-14, 2**28)
     left = torch.ones(len(tau), len(bag.b), dtype=torch.bool)
     left[near[0], near[1]] = False
@@ -249,6 +266,46 @@ def test_gradients_that_are_long_where_the_curvature_is_large_lose_more_than_the
             patch.setattr(tiles, constant, value)
         near = near_pairs(bag_of(b, g, s), tau, W.double(), W, torch.full((40,), 1e-12, dtype=torch.float64), rho)
     assert 20 < near < 800
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e3])
+@given(seed=SEEDS, across=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_whatever_float32_may_lose_what_is_decided_is_right(size, seed, across):
+    """Each point's rows and score are moved, to the other side, by what p additions may lose of its candidate's product, counted by hand.
+
+    Across: gradients are long where the curvature is large, products are small, and b − τ is hardly larger.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    n, p = 12, 35
+    w = torch.nn.functional.normalize(normal(n, p)).float().double()
+    if across:  # along one direction, in which all are short
+        w = w[:1] * (1 + torch.rand(n, 1, dtype=torch.float64, generator=generator)).float().double()
+        w = w.float().double()
+    v = w.clone()
+    if across:
+        v = normal(n, p)
+        v = torch.nn.functional.normalize(v - (v * w).sum(1, keepdim=True) * w / (w**2).sum(1, keepdim=True)) + 1e-3 * w
+    b = size * (1 + torch.rand(n, dtype=torch.float64, generator=generator))
+    side = (torch.randint(2, (n,), generator=generator) * 2 - 1).double()
+    k = (v * w).sum(1)
+    terms = (p + 2) * v.norm(dim=1) * w.norm(dim=1), (p + 1) * k.abs(), 2 * b + k.abs()
+    tau = b - k - 0.01 * U * side * sum(terms)
+    bag = bag_of(b, v, 2 * k.abs() if across else None)
+    rows, score = bag.single
+    moved = side[:, None] * terms[0][:, None] * w / (w**2).sum(1, keepdim=True)
+    rows += (0.97 * U * moved[bag.order]).float()
+    score.copy_((b - 0.97 * U * side * (terms[1] + 0.5 * terms[2]))[bag.order])
+    rho = (w.norm(dim=1) * (1 + 1e-6)) if not across else 2 * k.abs().sqrt()
+    with pytest.MonkeyPatch.context() as patch:
+        for constant, value in (("TILE", 1), ("TILES", 2)):
+            patch.setattr(tiles, constant, value)
+        error = torch.full((n,), 1e-12, dtype=torch.float64)
+        assert near_pairs(bag, tau, w, w.float(), error, rho) > 0
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-9])

@@ -72,7 +72,7 @@ def rounding(
             rows = np.exp(log_proba).reshape(-1, scores.shape[-1])
             added = penalties(rows, k_reg, lambda_reg).reshape(scores.shape)
         share = 2 * np.maximum(1 - np.abs(scores - added), 0)
-    own = 4 * np.finfo(np.float64).eps * np.clip(np.abs(scores), 1, 1e3)
+    own = 4 * np.finfo(np.float64).eps * np.clip(np.abs(scores), 1, 1e12)
     out: FloatArray = 2 * delta * share + own
     return out
 

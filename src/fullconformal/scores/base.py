@@ -21,6 +21,7 @@ from fullconformal.scores.training import Training
 
 UNIT = 2.0**-24  # of float32's rounding
 TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
+LARGE = 2**17  # terms up to which as many additions err by that many units
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
 Scorer = Callable[[Training, Tensor, float], tuple[Tensor, Alpha]]

@@ -20,7 +20,17 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.problem import Rows, candidate_losses, squared_norms
-from fullconformal.scores.base import HUGE, TINY, UNIT, Counts, Progress, Scorer, candidate_gradients, count_scores
+from fullconformal.scores.base import (
+    HUGE,
+    LARGE,
+    TINY,
+    UNIT,
+    Counts,
+    Progress,
+    Scorer,
+    candidate_gradients,
+    count_scores,
+)
 from fullconformal.scores.training import Training, single_is_whole
 
 OBJECTS, ROWS, POINTS = 1024, 512, 100  # taken together; and of a cell, so that it stays in the cache
@@ -35,7 +45,8 @@ def is_worth_it(training: Training, m: int) -> bool:
     problem = training.problem
     possible = training.solved is not None and problem.X.dtype == torch.float64 and not problem.prefix_names
     possible = possible and problem.X.device.type == "cpu" and single_is_whole()
-    return possible and 2 * m * problem.n * problem.p >= LEAST
+    fits = 4 * problem.n * problem.p <= training.memory // 8 and all(b.i <= LARGE for b in problem.blocks)
+    return possible and fits and 2 * m * problem.n * problem.p >= LEAST
 
 
 class _Points:
@@ -51,7 +62,9 @@ class _Points:
         n, shapes = training.problem.n, [(b.o, b.i) for b in training.problem.blocks]
         sums = sum(o for o, _ in shapes) + 2 * len(shapes) + 4
         self.own, self.product = 1.01 * UNIT * sums, 1.01 * UNIT * (max(i for _, i in shapes) + sums)
-        self.longer = 1.01 * UNIT * (training.problem.p + sums) / self.product  # where all parameters make one sum
+        self.longer = (
+            1.01 * UNIT * (2 * training.problem.p + sums) / self.product
+        )  # where all make one sum, which may begin with b − τ
         self.b, self.order = torch.sort(training.loss + training.self_influence)
         self.slack = training.slack[self.order]
         self.step = -(-n // -(-n // POINTS))
@@ -119,7 +132,10 @@ def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> tuple[Tensor | Non
     None where float64 must do it.
     """
     norm, w, pairs = squared_norms(ghat).sqrt(), points.w(tau), tau.numel() * len(points.b)
-    if not float(points.longer * points.v.max() * norm.max() + points.u.max() + w.max()) < HUGE:
+    longest = max(float((1 + left.abs().max()) * (1 + right.abs().max())) for left, right in ghat if right is not None)
+    longest *= 1 + float(points.v.max()) / points.product
+    w += points.training.problem.p * TINY * longest  # what numbers that vanish lose of their products
+    if not longest + float(points.u.max() + w.max()) < HUGE:
         return None, pairs
     above, met = points.sieve(tau, norm, w)
     found = _Found(points, above.view(-1), norm.view(-1), w.view(-1))
@@ -150,7 +166,7 @@ def _cells(
             own = [(left.index_select(0, x), right.index_select(0, x)) for left, right in single]
             excess = _by_object(points, block, own, tau32[x].masked_fill_(~met[block, x], torch.inf), room)
             yield excess.flatten(0, 1), (x[:, None] * n_classes + labels).view(-1), block, 1.0
-    for at in (met & ~crowded[:, None, None]).nonzero().split(max(1, numbers // problem.p)):
+    for at in (met & ~crowded[:, None, None]).nonzero().split(max(1, numbers // (problem.p + 4 * points.step))):
         block, x, y = at.unbind(1)
         own = [(left[x, y], right[x]) for left, right in single]
         yield _by_candidate(points, block, own, tau32[x, y]), x * n_classes + y, block, points.longer

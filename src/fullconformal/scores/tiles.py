@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.problem import Rows, candidate_losses, flat, losses, select, squared_norms
+from fullconformal.problem import Rows, candidate_losses, flat, select, squared_norms
 from fullconformal.scores.base import (
     HUGE,
+    LARGE,
     TINY,
     UNIT,
     Counts,
@@ -51,12 +52,12 @@ FEW = 8  # tiles that must be filled
 # costs as much as the third in terms of products.
 WASTE = 4, 256, 2**18
 LOST = 2.0**-32  # of |𝓗⁻¹||ĝ|, in float64
-LARGE = 2**17  # parameters up to which p additions err by p·u
 
 
 class Candidates(NamedTuple):
-    """Candidates of some objects: τ (k,), rows (k, p) in float32, what either is off by and bounds of the rows' lengths and of ρ, (k,)."""
+    """Candidates of some objects: ℓ̂ and τ (k,), rows (k, p) in float32, what τ and rows are off by, bounds of their lengths and of ρ."""
 
+    loss: Tensor
     tau: Tensor
     off: Tensor
     rows: Tensor
@@ -134,7 +135,7 @@ def tiled_counts(
             above[own], (c, i, counted), met = part
             near.append(torch.stack([c * len(bags) + label, bag.order[i], counted]))
             formed += met
-        found = _again(training, X[at], q, candidates.tau, above, torch.cat(near, dim=1), weight)
+        found = _again(training, X[at], q, candidates.loss, above, torch.cat(near, dim=1), weight)
         counts[:, at] = found.view(2, -1, problem.n_classes)
         if progress is not None:
             progress(min(at.stop, len(X)), len(X))
@@ -183,9 +184,10 @@ def _candidates(training: Training, roots: list[Tensor], X: Tensor, q: float) ->
     s_hat, off = norm**2, length**2 - norm**2
     if training.inverse is not None:
         s_hat, off = _own_influence(ghat[0], rows, size, error)
-    rho, tau = (s_hat + off).sqrt(), candidate_losses(logits)
-    tau, off = (tau, torch.zeros_like(tau)) if q == 1 else (tau - (1 - q) * s_hat, (1 - q) * off)
-    return Candidates(tau.flatten(), off.flatten(), rows.flatten(0, 1), *(v.flatten() for v in (error, length, rho)))
+    rho, loss = (s_hat + off).sqrt(), candidate_losses(logits)
+    tau, off = (loss, torch.zeros_like(loss)) if q == 1 else (loss - (1 - q) * s_hat, (1 - q) * off)
+    loss, tau, off, error, length, rho = (v.flatten() for v in (loss, tau, off, error, length, rho))
+    return Candidates(loss, tau, off, rows.flatten(0, 1), error, length, rho)
 
 
 def _own_influence(ghat: Rows, rows: Tensor, size: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,7 +286,7 @@ def _limit(bag: Points, last: Tensor, candidates: Candidates, order: Tensor, eps
 
 
 def _again(
-    training: Training, X: Tensor, q: float, tau: Tensor, above: Tensor, near: Tensor, weight: Tensor | None
+    training: Training, X: Tensor, q: float, loss: Tensor, above: Tensor, near: Tensor, weight: Tensor | None
 ) -> Tensor:
     """Counts (2, k) for the candidates of X, with the pairs that are near formed in float64; points may have weights (n,)."""
     counts, (c, i, counted) = torch.stack([above, torch.zeros_like(above)]), near
@@ -294,7 +296,7 @@ def _again(
     x, y = which // training.problem.n_classes, which % training.problem.n_classes
     half = training.factor.half(flat(training.problem.gradients(X[x], y)))
     points = training.half_rows(whom)
-    own = tau[c] if q == 1 else (losses(training.problem.logits(X[x]), y) - (1 - q) * (half**2).sum(1))[row]
+    own = (loss[which] - (1 - q) * (half**2).sum(1))[row]
     excess = (training.loss + q * training.self_influence)[i] - products(half, points, row, column) - own
     tolerance = training.slack[i, None], training.rounding * own.abs()[:, None]
     greater, equal = pvalues.count(excess[:, None], 0.0, tolerance, axis=-1)
