@@ -250,10 +250,9 @@ def test_what_vanishes_may_meet_what_is_long(few, monkeypatch):
         model[0].weight[0, 0] = 1.0  # the logit of the first class is the first input
     generator = torch.Generator().manual_seed(0)
     X, Xt = (torch.randn(k, 4, dtype=torch.float64, generator=generator) for k in (60, 200))
-    Xt *= 1e12
-    X[:, 0], Xt[:, 0] = (
-        gap + torch.rand(len(v), dtype=torch.float64, generator=generator) for gap, v in ((70, X), (98, Xt))
-    )
+    Xt *= 1e15
+    X[:, 0] = 70 + torch.rand(60, dtype=torch.float64, generator=generator)
+    Xt[:, 0] = 101 + 3 * torch.rand(200, dtype=torch.float64, generator=generator)
     problem = Problem(model, X, torch.zeros(60, dtype=torch.long), 1e-33)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=True)
     assert same(training, Xt)
