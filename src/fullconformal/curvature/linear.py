@@ -35,7 +35,7 @@ def linear_curvature(problem: Problem) -> Tensor:
     later = few and block.o > 1 and len(c) <= len(k)
     rows = T[c] - T[d] if few else T
     spread = (rows[:, k] * rows[:, q]).T
-    H, packed = torch.diag(problem.penalty), block.i * (block.i + 1) // 2
+    H, packed = problem.X.new_zeros(block.i, block.i), block.i * (block.i + 1) // 2
     total = problem.X.new_zeros(len(c) if later else len(k), packed)
     numbers = packed + 3 * max(len(k), len(c) if few else 0)  # of a point
     room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * numbers)
@@ -52,7 +52,10 @@ def linear_curvature(problem: Problem) -> Tensor:
                 H += gram(some * weights.clamp_min_(0).sqrt_().T)
             else:
                 total.addmm_(weights, squares(some, buffer).T)
-    return H if block.o == 1 else laid_out(spread @ total if later else total, block, H)
+    if block.o > 1:
+        H = laid_out(spread @ total if later else total, block)
+    H.diagonal().add_(problem.penalty)
+    return H
 
 
 @torch.no_grad()
@@ -97,15 +100,10 @@ def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> T
     return out.addcmul_((t + away)[k], away[q], value=-1)
 
 
-def laid_out(total: Tensor, block: Block, part: Tensor) -> Tensor:
-    """Add sums of S ⊗ aaᵀ, (o(o+1)/2, i(i+1)/2), both triangles packed, to a block's part (o·i, o·i) of a matrix."""
-    whole = total.index_select(1, triangle(block.i, part.device).view(-1)).view(-1, block.i, block.i)
-    rows, columns = part.stride()
-    view = part.as_strided(
-        (block.o, block.i, block.o, block.i), (rows * block.i, rows, columns * block.i, columns), part.storage_offset()
-    )
-    view += whole[triangle(block.o, part.device)].permute(0, 2, 1, 3)
-    return part
+def laid_out(total: Tensor, block: Block) -> Tensor:
+    """Sums of S ⊗ aaᵀ, both triangles packed, (o(o+1)/2, i(i+1)/2), as a matrix (o·i, o·i)."""
+    whole = total.index_select(1, triangle(block.i, total.device).view(-1)).view(-1, block.i, block.i)
+    return whole[triangle(block.o, total.device)].transpose(1, 2).reshape(block.o * block.i, -1)
 
 
 def gram(B: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class _Pairs:
             elif bm is bl and narrow(bm.o, bm.i):
                 view += total.view(-1, bm.i, bm.i)[triangle(bm.o, H.device)].permute(0, 2, 1, 3)
             elif bm is bl:
-                laid_out(total, bm, part)
+                part += laid_out(total, bm)
             else:
                 view += total.view(bm.o, bl.o, bm.i, bl.i).permute(0, 2, 1, 3)
             if bm is not bl:

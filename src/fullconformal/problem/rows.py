@@ -54,7 +54,10 @@ def summed(rows: Sequence[Rows]) -> Tensor:
 
 def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
     """Gradient rows Jᵀr (k, o) from Jacobian rows and residuals r (k, C)."""
-    return [Rows((r[:, None, :] @ left)[:, 0], right) for left, right in rows]
+    return [
+        Rows(r @ left[0] if left.stride(0) == 0 and len(left) > 1 else (r[:, None, :] @ left)[:, 0], right)
+        for left, right in rows
+    ]
 
 
 def squared_norms(rows: Sequence[Rows]) -> Tensor:
