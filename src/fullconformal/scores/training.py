@@ -171,9 +171,14 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, kn
 
 
 def filled_up(rows: list[Rows]) -> list[Rows]:
-    """Rows of a multiple of eight points, those that are missing zeros: solves for an odd number take a sixth longer."""
-    more = (0, 0, 0, -len(rows[0].left) % 8)
-    return [Rows(pad(left, more), None if right is None else pad(right, more)) for left, right in rows]
+    """Rows of a multiple of eight points, those that are missing zeros: solves for an odd number take a sixth longer.
+
+    Those that are written out already are left as they are, as they may be large.
+    """
+    missing, short = -len(rows[0].left) % 8, [(left, right) for left, right in rows if right is not None]
+    if not missing or len(short) < len(rows):
+        return rows
+    return [Rows(pad(left, (0, 0, 0, missing)), pad(right, (0, 0, 0, missing))) for left, right in short]
 
 
 def _by_inverse(problem: Problem, factor: Factor, memory: int, known: Known | None) -> Training | None:
