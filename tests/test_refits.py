@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
+from fullconformal import FullConformalClassifier
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores import refits
 from fullconformal.scores.refits import duration, estimate, refit_counts, tasks
@@ -334,3 +335,13 @@ def test_p_values_are_valid_where_the_order_of_rows_decides_everything():
 
 if __name__ == "__main__":  # the run that is killed
     counted_run(sys.argv[1], sys.argv[2], pause=0.03, n_jobs=int(sys.argv[3]))
+
+
+def test_a_checkpoint_serves_its_own_labels_only(tmp_path):
+    """By their names a classifier may have been told of classes."""
+    X, y, C, X_test = problem()
+    bayes = FullConformalClassifier(GaussianNB(), method="exact", scheme="ordinary", checkpoint=tmp_path / "run")
+    p = bayes.fit(X, y).predict_p(X_test[:1])
+    assert np.array_equal(bayes.fit(X, y).predict_p(X_test[:1]), p)
+    with pytest.raises(ValueError, match="scores of other data or another model"):
+        bayes.fit(X, y + 1).predict_p(X_test[:1])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
-from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second
+from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second, spread
 from fullconformal.convex.loss import pairs
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores.exact import exact_counts
@@ -47,6 +47,21 @@ def test_scores_of_many_classes_are_the_literal_formula(q):
         alpha, error = scores_of(X, y, C, penalty, X[5] / 2, label, q)
         literal = oracle.symmetric_scores(np.vstack([X, X[5] / 2]), np.append(y, label), C, penalty, q)
         np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
+
+
+@pytest.mark.parametrize("K", [1, 2, 5])
+def test_the_spread_is_the_largest_between_two_classes(K):
+    """(e_k − e_l)ᵀA(e_k − e_l) over all pairs of classes, of which the first has no logit."""
+    rng, (n, B) = np.random.default_rng(K), (4, 3)
+    half = rng.normal(size=(n, B, K, K + 1))
+    full = half @ half.swapaxes(-1, -2)
+    i, j = pairs(K, torch.device("cpu"))[0].numpy()
+    e = np.vstack([np.zeros(K), np.eye(K)])
+    ways = [e[k] - e[m] for k, m in itertools.combinations(range(K + 1), 2)]
+    literal = np.max([np.einsum("k,nbkl,l->nb", way, full, way) for way in ways], axis=0)
+    A = torch.tensor(full[:, :, i, j]).movedim(1, -1).contiguous()
+    np.testing.assert_allclose(spread(A), literal, rtol=1e-13)
+    np.testing.assert_allclose(spread(A[0]), literal[0], rtol=1e-13)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.3, 1.0])

@@ -134,7 +134,9 @@ class Refit(Engine):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         estimator, settings = self.fit_score.estimator, self.fit_score.settings
         self.model(X)  # names an object that cannot be computed with, which in a bag would be one of the points
-        key = repr((settings_of(estimator), settings.seed, settings.l2, settings.max_epochs))
+        labels = self.fit_score.classes.tolist()  # by which a classifier may have been told of classes
+        named = () if labels == list(range(len(labels))) else (labels,)
+        key = repr((settings_of(estimator), settings.seed, settings.l2, settings.max_epochs, *named))
         return refit_counts(
             self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,
             self.n_jobs, self.checkpoint, query.progress, self.report, key=key, eps=self.precision(self.X),
