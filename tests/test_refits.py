@@ -339,7 +339,7 @@ if __name__ == "__main__":  # the run that is killed
 
 def test_a_checkpoint_serves_its_own_labels_only(tmp_path):
     """By their names a classifier may have been told of classes."""
-    X, y, C, X_test = problem()
+    X, y, _, X_test = problem()
     bayes = FullConformalClassifier(GaussianNB(), method="exact", scheme="ordinary", checkpoint=tmp_path / "run")
     p = bayes.fit(X, y).predict_p(X_test[:1])
     assert np.array_equal(bayes.fit(X, y).predict_p(X_test[:1]), p)
