@@ -10,7 +10,7 @@ from oracles import Oracle
 from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.curvature.base import CurvatureError
+from fullconformal.curvature.base import CurvatureError, smallest_eigenvalue
 from fullconformal.curvature.dense import (
     MANY,
     SMALL,
@@ -80,7 +80,7 @@ def test_factor_solves_the_damped_system(name, curvature):
         if factor.positive_definite:
             assert factor.floor <= smallest + 1e-9
             assert (factor.back(factor.half(V)) - factor.solve(V)).abs().max() == 0
-            assert factor.smallest_eigenvalue >= smallest * (1 - 1e-9)
+            assert smallest * (1 - 1e-9) <= smallest_eigenvalue(factor.solve, problem.theta) <= 3 * smallest
         else:
             assert abs(factor.smallest_eigenvalue - smallest) < 1e-9
 
@@ -144,7 +144,7 @@ def test_an_entry_of_the_diagonal_tells_the_smallest_damping(value, monkeypatch)
     B = torch.randn(40, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     H = torch.block_diag(B.T @ B, torch.tensor([[value]], dtype=torch.float64))
     calls, cholesky = [], torch.linalg.cholesky_ex
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A: calls.append(1) or cholesky(A))
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda A, **how: calls.append(1) or cholesky(A, **how))
     factor = factorise(H.clone(), 10, None, -1.0, torch.float64)
     assert len(calls) == 1 and factor.positive_definite and factor.damping >= -value / 10
     # A pivot counts where it exceeds p·ε times the mean diagonal.
@@ -200,8 +200,28 @@ def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpen
     assert (s - (V @ torch.linalg.inv(H) * V).sum(1)).abs().max() < tol * p
     assert (factor.solved(kept) - factor.solve(V)).abs().max() == 0
     smallest, rounding = torch.linalg.eigvalsh(H)[0], 1e-15 * p * torch.linalg.matrix_norm(H, 2)
-    assert smallest - rounding <= factor.smallest_eigenvalue <= 1.1 * smallest + rounding
+    assert smallest - rounding <= smallest_eigenvalue(factor.solve, V[0]) <= 1.1 * smallest + rounding
     assert factor.floor <= smallest + rounding
+    single = factorise(H.clone(), 300, 0.0, 0.0, torch.float32)  # which looks for it
+    assert smallest - rounding <= single.smallest_eigenvalue <= 1.1 * smallest + rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_floor_allows_for_the_rounding_of_the_matrix(dtype):
+    """A penalty of which sums keep little: the floor is below the smallest eigenvalue, which may be below the penalty."""
+    generator, p, n, below = torch.Generator().manual_seed(1), 150, 4000, 0
+    for scale in 10.0 ** torch.arange(0, 8):
+        B = scale * torch.randn(n, p - 1, dtype=dtype, generator=generator)
+        B = torch.cat([B, B[:, :1]], 1)  # an eigenvalue that is the penalty's alone
+        H = (B.T @ B + 2.0 * torch.eye(p, dtype=dtype)).double()
+        smallest = float(torch.linalg.eigvalsh(H)[0])
+        below += smallest < 2.0
+        factor = factorise(H, n, None, 2.0, dtype)
+        smallest += n * factor.damping
+        assert 0 <= factor.floor <= smallest + 1e-15 * p * float(H.abs().max())
+        if scale == 1 and dtype == torch.float64:
+            assert factor.floor == pytest.approx(2.0)
+    assert below
 
 
 @pytest.mark.parametrize("largest", ["idle", "meeting"])

@@ -126,15 +126,17 @@ def test_whatever_float32_may_lose_what_is_decided_is_right(few, shapes, scale, 
         return torch.randn(*shape, dtype=torch.float64, generator=g)
 
     ghat = [Rows(normal(m, C, o), normal(m, i)) for o, i in shapes]
-    solved = [10 ** (3 * torch.rand(n, 1, dtype=torch.float64, generator=g) - 3) * normal(o, n, i) for o, i in shapes]
+    solved = [
+        10 ** (3 * torch.rand(n, 1, 1, dtype=torch.float64, generator=g) - 3) * normal(n, o, i) for o, i in shapes
+    ]
     b = scale * torch.rand(n, dtype=torch.float64, generator=g)
     blocks = [SimpleNamespace(o=o, i=i) for o, i in shapes]
     p, outs, widest = sum(o * i for o, i in shapes), sum(o for o, _ in shapes), max(i for _, i in shapes)
     problem = SimpleNamespace(n=n, p=p, X=b, blocks=blocks, n_classes=C)
     zero = torch.zeros_like(b)
-    k = sum(torch.einsum("mco,mi,oni->mcn", D, a, U) for (D, a), U in zip(ghat, solved, strict=True))
+    k = sum(torch.einsum("mco,mi,noi->mcn", D, a, U) for (D, a), U in zip(ghat, solved, strict=True))
     at = torch.randint(n, (m, C), generator=g)[..., None]
-    length = sum((U**2).sum((0, 2)) for U in solved).sqrt() * single.squared_norms(ghat).sqrt()[..., None]
+    length = sum((U**2).sum((1, 2)) for U in solved).sqrt() * single.squared_norms(ghat).sqrt()[..., None]
     near = (p + 9) * u * (length + b + (b - k).abs()).gather(2, at)[..., 0]
     tau = (b - k).gather(2, at)[..., 0] + near * (2 * torch.rand(m, C, dtype=torch.float64, generator=g) - 1)
     cells, found = single._cells, []
@@ -201,7 +203,7 @@ def test_nothing_infinite_decides_or_is_counted_twice(n, where, monkeypatch):
     problem = Problem(model, X, y, 0.7)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=True)
     if where == "points":
-        training.solved[-1][:, (training.loss + training.self_influence).argmax()] *= 1e40
+        training.solved[-1][(training.loss + training.self_influence).argmax()] *= 1e40
     else:
         Xt[:50] *= 1e39  # beyond float32, and the first layer is saturated: their gradients there are zero
     ours, double = single.single_counts(direct, training, Xt), count_scores(direct, training, Xt, 1.0)
@@ -209,8 +211,8 @@ def test_nothing_infinite_decides_or_is_counted_twice(n, where, monkeypatch):
 
 
 def near_pairs(b, solved, D, a, tau):
-    """How many pairs float32 leaves, of points b (n,), (o, n, i) and candidates (m, C, o) ⊗ (m, i), τ (m, C); what it decides is right."""
-    (o, n, i), found = solved.shape, []
+    """How many pairs float32 leaves, of points b (n,), (n, o, i) and candidates (m, C, o) ⊗ (m, i), τ (m, C); what it decides is right."""
+    (n, o, i), found = solved.shape, []
     problem = SimpleNamespace(n=n, p=o * i, X=b, blocks=[SimpleNamespace(o=o, i=i)], n_classes=tau.shape[1])
     zero = torch.zeros_like(b)
     training = Training(problem, SimpleNamespace(accuracy=0.0), b, zero, zero, None, [solved], 2**28)
@@ -223,7 +225,7 @@ def near_pairs(b, solved, D, a, tau):
     left = torch.ones(tau.numel(), n, dtype=torch.bool)
     left[c, at] = False
     assert len(c) == (~left).sum()
-    k = torch.einsum("mco,mon->mcn", D, torch.einsum("mi,oni->mon", a, solved[:, points.order]))
+    k = torch.einsum("mco,mno->mcn", D, torch.einsum("mi,noi->mno", a, solved[points.order]))
     true = (points.b - tau[..., None] - k).flatten(0, 1)
     assert ((true > 0) & left).sum(1).equal(above.view(-1).long().index_add(0, c, -counted))
     return len(c)
@@ -233,7 +235,7 @@ def test_numbers_that_vanish_decide_nothing():
     """Scores below the smallest float32, with nothing to tell them apart."""
     b = 1e-42 * torch.linspace(1, 2, 30, dtype=torch.float64)
     solved, D, a = (
-        torch.full(s, v, dtype=torch.float64) for s, v in (((2, 30, 3), 1e-30), ((4, 3, 2), 1e-14), ((4, 3), 1.0))
+        torch.full(s, v, dtype=torch.float64) for s, v in (((30, 2, 3), 1e-30), ((4, 3, 2), 1e-14), ((4, 3), 1.0))
     )
     tau = 1e-42 * torch.linspace(1, 2, 12, dtype=torch.float64).view(4, 3)
     assert near_pairs(b, solved, D, a, tau) == 360

@@ -265,7 +265,7 @@ def test_gradients_that_are_long_where_the_curvature_is_large_lose_more_than_the
         for constant, value in (("TILE", 4), ("TILES", 2)):
             patch.setattr(tiles, constant, value)
         near = near_pairs(bag_of(b, g, s), tau, W.double(), W, torch.full((40,), 1e-12, dtype=torch.float64), rho)
-    assert 20 < near < 800
+    assert 20 < near < 1500  # of 1,600
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3])

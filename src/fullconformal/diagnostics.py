@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fullconformal.curvature.base import smallest_eigenvalue
 from fullconformal.scores.training import Training
 
 PENALTY = "raise l2 (of scikit-learn's models: alpha, or lower C)"
@@ -128,10 +129,16 @@ def diagnose(
     valid: bool = False,
     held: str = "",
     foretold: tuple[str, ...] = (),
+    search: bool = True,
 ) -> Diagnostics:
-    """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them."""
+    """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them.
+
+    `search` looks for the smallest eigenvalue where it is not known, of which no warning speaks.
+    """
     problem, factor, n = training.problem, training.factor, training.problem.n
-    g, s = problem.gradient(training.gradients), training.self_influence
+    g, s, smallest = problem.gradient(training.gradients), training.self_influence, factor.smallest_eigenvalue
+    if search and math.isnan(smallest):
+        smallest = smallest_eigenvalue(factor.solve, problem.theta)
     return Diagnostics(
         n_points=n,
         n_parameters=problem.p,
@@ -141,7 +148,7 @@ def diagnose(
         largest_influence=math.sqrt(max(float(s.max()), 0.0)),
         damping=factor.damping,
         damping_chosen=damping_chosen,
-        smallest_eigenvalue=factor.smallest_eigenvalue / n,
+        smallest_eigenvalue=smallest / n,
         positive_definite=factor.positive_definite,
         largest_leverage=float(leverages(training.loss, s).max()),
         negative_scores=int((training.loss < s).sum()),

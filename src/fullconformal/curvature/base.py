@@ -43,7 +43,7 @@ class Factor(ABC):
     """
 
     damping: float
-    smallest_eigenvalue: float
+    smallest_eigenvalue: float  # NaN where nothing but diagnostics would ask for it, which then look for it
     floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
     positive_definite: bool = True
     has_half: bool = True

@@ -92,13 +92,13 @@ class DenseFactor(Factor):
     def _half(self, rows: Tensor) -> Tensor:
         if self.inverted:
             return times_triangular(rows, self.matrix)
-        out: Tensor = torch.linalg.solve_triangular(self.matrix.mT, rows, upper=True, left=False)
+        out: Tensor = torch.linalg.solve_triangular(self.matrix, rows.mT, upper=False).mT
         return out
 
     def _back(self, rows: Tensor) -> Tensor:
         if self.inverted:
             return rows @ self.matrix
-        out: Tensor = torch.linalg.solve_triangular(self.matrix, rows, upper=False, left=False)
+        out: Tensor = torch.linalg.solve_triangular(self.matrix.mT, rows.mT, upper=True).mT
         return out
 
 
@@ -159,8 +159,9 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
         added = rung
         if len(rest) and float(rest.min()) + n * rung <= least:
             return None
-        L, failed = torch.linalg.cholesky_ex(A)
-        return None if failed or float(L.diagonal().min()) ** 2 <= least else L
+        # LAPACK's columns of Lᵀ are rows of L: this and solves with it wait less often for one another's threads.
+        R, failed = torch.linalg.cholesky_ex(A, upper=True)
+        return None if failed or float(R.diagonal().min()) ** 2 <= least else R.mT
 
     if damping is not None:
         rung, L = damping, cholesky(damping)
@@ -171,14 +172,17 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     if L is not None:
         inverted = len(L) <= SMALL or L.is_cuda or (n >= MANY * len(L) and len(L) <= LARGE)
         R = inverse_triangular(L) if inverted else L
-        smallest = smallest_eigenvalue(lambda v: (v @ R.mT) @ R if inverted else torch.cholesky_solve(v.mT, L).mT, L[0])
-        moved = {}
-        if len(rest):
-            smallest = min(smallest, float(rest.min()) + n * rung)
-            moved = {"order": torch.cat([meeting, idle]), "roots": (rest + n * rung).sqrt().to(dtype)}
-        # A matrix summed in float32 may have eigenvalues below those that the penalty grants it.
-        bound = min(floor + n * rung, smallest) if floor >= 0 else 0.0
-        return DenseFactor(R.to(dtype), None, rung, smallest, bound, inverted=inverted, **moved)
+        moved = {"order": torch.cat([meeting, idle]), "roots": (rest + n * rung).sqrt().to(dtype)} if len(rest) else {}
+        # Sums and the factorisation may leave eigenvalues below those that the penalty grants: (n + p)u of the trace in float64, while
+        # those of sums in float32 are looked at.
+        smallest, bound = math.nan, floor + n * rung - (n + len(H)) * torch.finfo(H.dtype).eps / 2 * n * scale * len(H)
+        if dtype != torch.float64:
+            smallest = smallest_eigenvalue(
+                lambda v: (v @ R.mT) @ R if inverted else torch.cholesky_solve(v.mT, L.mT, upper=True).mT, L[0]
+            )
+            smallest = min(smallest, float(rest.min()) + n * rung) if len(rest) else smallest
+            bound = min(floor + n * rung, smallest)
+        return DenseFactor(R.to(dtype), None, rung, smallest, max(bound, 0.0) if floor >= 0 else 0.0, inverted, **moved)
     if A is not H:
         H.diagonal().add_(n * rung)
     LU, pivots, singular = torch.linalg.lu_factor_ex(H)
@@ -205,7 +209,7 @@ def inverse_triangular(L: Tensor) -> Tensor:
     A large one by LAPACK, in a third of the operations and in place; its threads would be in the way of torch's where that takes no time.
     """
     if not L.is_cuda and len(L) >= IN_PLACE:
-        return torch.from_numpy(lapack.dtrtri(L.numpy(), lower=1, overwrite_c=1)[0])
+        return torch.from_numpy(lapack.dtrtri(L.mT.numpy(), lower=0, overwrite_c=1)[0]).mT  # laid out by rows
     out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
     return out
 

@@ -147,7 +147,14 @@ class Influence(Differentiable):
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        return diagnose(self.training, self.name, self.damping_chosen, held=self.held, foretold=self.foretold)
+        return self._diagnose()
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._diagnose(search=False).warnings
+
+    def _diagnose(self, search: bool = True) -> Diagnostics:
+        return diagnose(self.training, self.name, self.damping_chosen, False, self.held, self.foretold, search)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, training = self.inputs(X), self.training

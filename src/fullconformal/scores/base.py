@@ -60,12 +60,12 @@ def written_roots(training: Training, inverse: Tensor | None = None) -> list[Ten
 
 
 def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
-    """k_i (m, C, k) from kept 𝓗⁻¹g_i (o, n, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
+    """k_i (m, C, k) from kept 𝓗⁻¹g_i (n, o, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
     total: Tensor | None = None
     for whole, (D, a) in zip(solved, rows, strict=True):
-        U = whole[:, block]
-        o, k, i = U.shape
-        V = U.reshape(1, o, k) if a is None else (a @ U.reshape(o * k, i).T).view(-1, o, k)
+        U = whole[block]
+        k, o, i = U.shape
+        V = (U.reshape(1, k, o) if a is None else (a @ U.reshape(k * o, i).T).view(-1, k, o)).mT
         part = D * V if o == 1 else D @ V
         total = part if total is None else total.add_(part)
     assert total is not None

@@ -141,7 +141,7 @@ def _worth_keeping(training: Training, X: Tensor, order: Tensor, most: int) -> i
 
 
 class _Tail:
-    """Training points that keep their 𝓗⁻¹g_i, one (o, k, i) tensor a parameter block."""
+    """Training points that keep their 𝓗⁻¹g_i, one (k, o, i) tensor a parameter block."""
 
     def __init__(self, training: Training, points: Tensor, weight: Tensor | None):
         self.b = training.loss[points] + training.self_influence[points]
@@ -149,9 +149,7 @@ class _Tail:
         self.weight = None if weight is None else weight[points].T
         halved, factor = training.halved, training.factor
         solved = factor.solve(flat(training.rows(points))) if halved is None else factor.back(halved[points])
-        self.solved = [
-            solved[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1).contiguous() for b in training.problem.blocks
-        ]
+        self.solved = [solved[:, b.start : b.stop].reshape(-1, b.o, b.i) for b in training.problem.blocks]
 
     def count(self, ghat: list[Rows], tau: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Weight above and tied with candidates (m, C), by their products."""

@@ -73,8 +73,8 @@ class _Points:
         self.U = [torch.empty(len(self.filled) // self.step, self.step, o, i, dtype=torch.float32) for o, i in shapes]
         for whole, U in zip(self.solved, self.U, strict=True):
             for at, out in zip(self.filled.split(self.step), U, strict=True):
-                out.copy_(whole.index_select(1, at).transpose(0, 1))
-        lengths = torch.cat([torch.linalg.vector_norm(part, dim=2) for part in self.solved])
+                out.copy_(whole.index_select(0, at))
+        lengths = torch.stack([torch.linalg.vector_norm(part, dim=(1, 2)) for part in self.solved])
         length = torch.linalg.vector_norm(lengths, dim=0)[self.filled]
         b, slack = (torch.cat([v, v[-1:].expand(missing)]) for v in (self.b, self.slack))
         self.u, self.v = (part.view(-1, self.step) for part in (self.own * b.abs() + slack, self.product * length))
@@ -232,8 +232,8 @@ def _again(points: _Points, ghat: list[Rows], tau: Tensor, above: Tensor, found:
         alpha = points.b[i]
         for rows, whole in zip(ghat, points.solved, strict=True):
             assert rows.right is not None  # there is no prefix
-            V = (whole[:, points.order[i]] * rows.right[x]).sum(2)
-            alpha = alpha - (rows.left[x, y] * V.T).sum(1)
+            V = (whole[points.order[i]] * rows.right[x, None, :]).sum(2)
+            alpha = alpha - (rows.left[x, y] * V).sum(1)
         own = tau[x, y]
         tolerance = points.slack[i, None], (training.rounding * own.abs())[:, None]
         greater, equal = pvalues.count(alpha[:, None], own[:, None], tolerance, axis=-1)

@@ -31,7 +31,7 @@ class Training:
     self_influence: Tensor
     influence_slack: Tensor  # what s_i may err by besides its own rounding, (n,)
     gradients: list[Rows] | None
-    solved: list[Tensor] | None  # one (o, n, i) tensor a parameter block
+    solved: list[Tensor] | None  # one (n, o, i) tensor a parameter block
     memory: int
     kept_half: Tensor | None = None  # L⁻¹g_i (n, p), kept for pruning
     inverse: Tensor | None = None  # 𝓗⁻¹ (p, p) of a linear problem that keeps no L⁻¹g_i
@@ -50,7 +50,7 @@ class Training:
     def solved_rows(self, index: slice) -> Tensor:
         """𝓗⁻¹g_i (k, p) of the training points at the given positions."""
         if self.solved is not None:
-            return torch.cat([part[:, index].transpose(0, 1).flatten(1) for part in self.solved], dim=1)
+            return torch.cat([part[index].flatten(1) for part in self.solved], dim=1)
         return self.factor.solve(flat(self.rows(index)))
 
     @cached_property
@@ -138,7 +138,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, kn
         return by_inverse
     step = max(1, min(max(4096, problem.chunk), n, memory // 8 // (3 * p * size)))
     loss, self_influence = like.new_empty(n), like.new_empty(n)
-    solved = [like.new_empty(b.o, n, b.i) for b in problem.blocks] if keep_solved else None
+    solved = [like.new_empty(n, b.o, b.i) for b in problem.blocks] if keep_solved else None
     keep_halved = may_keep and (known is None or p <= SMALL)
     portion = step if like.is_cuda else PORTION
     halved = like.new_empty(n, p) if keep_halved and min(step, portion) < n else None
@@ -165,7 +165,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, kn
             if solved is not None:
                 U = factor.solved(kept)[:count]
                 for whole, b in zip(solved, problem.blocks, strict=True):
-                    whole[:, at] = U[:, b.start : b.stop].view(-1, b.o, b.i).transpose(0, 1)
+                    whole[at] = U[:, b.start : b.stop].view(-1, b.o, b.i)
     known = known or (loss, self_influence, torch.zeros_like(loss))
     return Training(problem, factor, *known, join(gradients) if keep_gradients else None, solved, memory, halved)
 
