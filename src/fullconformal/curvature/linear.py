@@ -102,8 +102,9 @@ def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> T
 
 def laid_out(total: Tensor, block: Block) -> Tensor:
     """Sums of S ⊗ aaᵀ, both triangles packed, (o(o+1)/2, i(i+1)/2), as a matrix (o·i, o·i)."""
-    whole = total.index_select(1, triangle(block.i, total.device).view(-1)).view(-1, block.i, block.i)
-    return whole[triangle(block.o, total.device)].transpose(1, 2).reshape(block.o * block.i, -1)
+    outer, inner = triangle(block.o, total.device), triangle(block.i, total.device)
+    at = outer[:, None, :, None] * total.shape[1] + inner[:, None, :]
+    return total.view(-1).index_select(0, at.view(-1)).view(block.o * block.i, -1)
 
 
 def gram(B: Tensor) -> Tensor:

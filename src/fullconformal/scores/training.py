@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fullconformal.curvature.base import SMALL, Factor, Halves
 from fullconformal.curvature.linear import influence_error, linear_influences
@@ -138,7 +137,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, kn
         return by_inverse
     step = max(1, min(max(4096, problem.chunk), n, memory // 8 // (3 * p * size)))
     loss, self_influence = like.new_empty(n), like.new_empty(n)
-    solved = [like.new_empty(n, b.o, b.i) for b in problem.blocks] if keep_solved else None
+    solved: list[Tensor] = []
     keep_halved = may_keep and (known is None or p <= SMALL)
     portion = step if like.is_cuda else PORTION
     halved = like.new_empty(n, p) if keep_halved and min(step, portion) < n else None
@@ -149,36 +148,32 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, kn
         loss[start : start + len(y)] = losses(logits, y)
         if keep_gradients:
             gradients.append(rows)
-        if known is not None and solved is None and not keep_halved:
+        if known is not None and not keep_solved and not keep_halved:
             start += len(y)
             continue
         for first in range(0, len(y), portion):
             part = rows if len(y) <= portion else select(rows, slice(first, first + portion))
             count = len(part[0].left)
             at = slice(start, start := start + count)
-            s, kept = factor.influence(flat(part if like.is_cuda else filled_up(part)))
-            self_influence[at] = s[:count]
+            s, kept = factor.influence(flat(part))
+            self_influence[at] = s
             if halved is not None:
-                halved[at] = kept[:count]
+                halved[at] = kept
             elif keep_halved:  # of all points at once
-                halved = kept[:count].contiguous()  # solves give columns
-            if solved is not None:
-                U = factor.solved(kept)[:count]
-                for whole, b in zip(solved, problem.blocks, strict=True):
-                    whole[at] = U[:, b.start : b.stop].view(-1, b.o, b.i)
+                halved = kept.contiguous()
+            if keep_solved:
+                U = factor.solved(kept)
+                blocks = [U[:, b.start : b.stop].view(-1, b.o, b.i) for b in problem.blocks]
+                if count == n:
+                    solved = [own.contiguous() for own in blocks]
+                    continue
+                solved = solved or [like.new_empty(n, b.o, b.i) for b in problem.blocks]
+                for whole, own in zip(solved, blocks, strict=True):
+                    whole[at] = own
     known = known or (loss, self_influence, torch.zeros_like(loss))
-    return Training(problem, factor, *known, join(gradients) if keep_gradients else None, solved, memory, halved)
-
-
-def filled_up(rows: list[Rows]) -> list[Rows]:
-    """Rows of a multiple of eight points, those that are missing zeros: solves for an odd number take a sixth longer.
-
-    Those that are written out already are left as they are, as they may be large.
-    """
-    missing, short = -len(rows[0].left) % 8, [(left, right) for left, right in rows if right is not None]
-    if not missing or len(short) < len(rows):
-        return rows
-    return [Rows(pad(left, (0, 0, 0, missing)), pad(right, (0, 0, 0, missing))) for left, right in short]
+    return Training(
+        problem, factor, *known, join(gradients) if keep_gradients else None, solved or None, memory, halved
+    )
 
 
 def _by_inverse(problem: Problem, factor: Factor, memory: int, known: Known | None) -> Training | None:
