@@ -13,7 +13,7 @@ from live import Live
 
 from fullconformal.curvature import CG
 from fullconformal.models import linear
-from fullconformal.problem import Problem, Rows
+from fullconformal.problem import Problem, Rows, squared_norms
 from fullconformal.scores import single
 from fullconformal.scores.base import all_scores, count_scores
 from fullconformal.scores.direct import direct
@@ -93,7 +93,7 @@ def test_errors_stay_within_their_bound(name, seed):
     points = single._Points(training)
     logits, J = training.problem.jacobian(X)
     ghat = single.candidate_gradients(J, logits)
-    own, norm = [(rows.left.float(), rows.right.float()) for rows in ghat], single.squared_norms(ghat).sqrt()
+    own, norm = [(rows.left.float(), rows.right.float()) for rows in ghat], squared_norms(ghat).sqrt()
     room = [torch.empty(10**6, dtype=torch.float32) for _ in range(2)]
     each = torch.arange(tau.numel())
     x, y = each // tau.shape[1], each % tau.shape[1]
@@ -136,7 +136,7 @@ def test_whatever_float32_may_lose_what_is_decided_is_right(few, shapes, scale, 
     zero = torch.zeros_like(b)
     k = sum(torch.einsum("mco,mi,noi->mcn", D, a, U) for (D, a), U in zip(ghat, solved, strict=True))
     at = torch.randint(n, (m, C), generator=g)[..., None]
-    length = sum((U**2).sum((1, 2)) for U in solved).sqrt() * single.squared_norms(ghat).sqrt()[..., None]
+    length = sum((U**2).sum((1, 2)) for U in solved).sqrt() * squared_norms(ghat).sqrt()[..., None]
     near = (p + 9) * u * (length + b + (b - k).abs()).gather(2, at)[..., 0]
     tau = (b - k).gather(2, at)[..., 0] + near * (2 * torch.rand(m, C, dtype=torch.float64, generator=g) - 1)
     cells, found = single._cells, []

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from fullconformal import pvalues
-from fullconformal.problem import Rows, candidate_losses, squared_norms
+from fullconformal.problem import Rows, candidate_losses
 from fullconformal.scores.base import (
     HUGE,
     LARGE,
@@ -70,12 +71,11 @@ class _Points:
         self.step = -(-n // -(-n // POINTS))
         missing = -n % self.step
         self.filled = torch.cat([self.order, self.order[-1:].expand(missing)])
-        self.U = [torch.empty(len(self.filled) // self.step, self.step, o, i, dtype=torch.float32) for o, i in shapes]
-        for whole, U in zip(self.solved, self.U, strict=True):
-            for at, out in zip(self.filled.split(self.step), U, strict=True):
-                out.copy_(whole.index_select(0, at))
-        lengths = torch.stack([torch.linalg.vector_norm(part, dim=(1, 2)) for part in self.solved])
-        length = torch.linalg.vector_norm(lengths, dim=0)[self.filled]
+        self.U = [
+            whole.float().index_select(0, self.filled).view(-1, self.step, *whole.shape[1:]) for whole in self.solved
+        ]
+        lengths = torch.stack([vector_norm(part, dim=(1, 2)) for part in self.solved])
+        length = vector_norm(lengths, dim=0)[self.filled]
         b, slack = (torch.cat([v, v[-1:].expand(missing)]) for v in (self.b, self.slack))
         self.u, self.v = (part.view(-1, self.step) for part in (self.own * b.abs() + slack, self.product * length))
         self.low, self.high = b[:: self.step], b[self.step - 1 :: self.step]
@@ -92,9 +92,10 @@ class _Points:
     def sieve(self, tau: Tensor, norm: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Points surely above candidates (m, C), of the blocks that |k_i| ≤ |U_i||ĝ| decides; and blocks it does not, (blocks, m, C)."""
         low, high, most_u, most_v = (part[:, None, None] for part in (self.low, self.high, self.most_u, self.most_v))
-        over, reach = low - tau, norm * ((1 + self.longer + 1 / self.product) * most_v) + (w + most_u)
-        met = ~(torch.maximum(over, tau - high) > reach)
-        return (((over > 0) & ~met) * self.sizes[:, None, None]).sum(0), met
+        reach = torch.addcmul(w + most_u, norm, (1 + self.longer + 1 / self.product) * most_v)
+        above = low - tau > reach
+        met = ~(above | (tau - high > reach))
+        return (self.sizes @ above.double().flatten(1)).view_as(tau), met
 
 
 @torch.no_grad()
@@ -131,8 +132,10 @@ def _count(points: _Points, ghat: list[Rows], tau: Tensor) -> tuple[Tensor | Non
 
     None where float64 must do it.
     """
-    norm, w, pairs = squared_norms(ghat).sqrt(), points.w(tau), tau.numel() * len(points.b)
-    longest = max(float((1 + left.abs().max()) * (1 + right.abs().max())) for left, right in ghat if right is not None)
+    lengths = [(vector_norm(left, dim=2), vector_norm(right, dim=1)) for left, right in ghat if right is not None]
+    parts, w, pairs = [left * right[:, None] for left, right in lengths], points.w(tau), tau.numel() * len(points.b)
+    norm = parts[0] if len(parts) == 1 else vector_norm(torch.stack(parts), dim=0)
+    longest = max(float((1 + left.max()) * (1 + right.max())) for left, right in lengths)
     longest *= 1 + float(points.v.max()) / points.product
     w += points.training.problem.p * TINY * longest  # what numbers that vanish lose of their products
     if not longest + float(points.u.max() + w.max()) < HUGE:
