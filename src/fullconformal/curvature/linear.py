@@ -136,7 +136,6 @@ def narrow(o: int, i: int) -> bool:
 
 def triangle(size: int, device: torch.device) -> Tensor:
     """Position (size, size) of each entry of a symmetric matrix in its row-major upper triangle."""
-    index = torch.zeros(size, size, dtype=torch.long, device=device)
-    upper = torch.triu_indices(size, size, device=device)
-    index[upper[0], upper[1]] = torch.arange(upper.shape[1], device=device)
-    return torch.maximum(index, index.T)
+    at = torch.arange(size, device=device)
+    row, column = torch.minimum(at[:, None], at), torch.maximum(at[:, None], at)
+    return row * (2 * size - row - 1) // 2 + column

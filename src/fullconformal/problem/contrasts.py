@@ -7,12 +7,15 @@ that of the contrasts and a multiple of the identity along the rest, and gradien
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
 from fullconformal.problem.base import Problem
 
 
+@lru_cache(maxsize=8)
 def contrasts(n_classes: int) -> Tensor:
     """Helmert's contrasts B (C, C − 1), float64: each of the classes 1 … C − 1 against the mean of those before it."""
     k = torch.arange(1, n_classes, dtype=torch.float64)

@@ -34,7 +34,7 @@ from fullconformal.scores.base import (
 )
 from fullconformal.scores.training import Training, single_is_whole
 
-OBJECTS, ROWS, POINTS = 1024, 512, 100  # taken together; and of a cell, so that it stays in the cache
+OBJECTS, ROWS, POINTS = 1024, 512, 80  # taken together; and of a cell, so that it stays in the cache
 FEW = 2  # candidates of an object, on average, up to which each meets a block by itself
 NUMBERS = 2**21  # of the gradients of such candidates, at a time
 LEAST = 2**26  # operations below which there is nothing to gain
