@@ -22,10 +22,12 @@ from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
+from fullconformal.curvature import GGN
 from fullconformal.estimators import refits
 from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.models.fitting import threads
+from fullconformal.problem import Problem
 from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
@@ -329,6 +331,17 @@ def test_the_last_layer_of_a_single_layer_is_the_model(head):
         bare, inside = (FullConformalClassifier(m, **options).fit(X, y) for m in (layer, nn.Sequential(layer)))
         assert np.array_equal(bare.predict_p(Xt), inside.predict_p(Xt))
         assert bare.diagnose() == inside.diagnose()
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "block", "dual", "ekfac", "last_layer", "last_layer_kron"])
+def test_diagnostics_find_the_smallest_eigenvalue(curvature):
+    """Of a single layer, of which every curvature but the Kronecker product is the Hessian, or its blocks."""
+    X, y, *_ = data(3, n=60)
+    layer = nn.Sequential(nn.Linear(4, 3)).double()
+    clf = FullConformalClassifier(layer, method="influence", curvature=curvature, prefit=True, l2=0.5).fit(X, y)
+    found, problem = clf.diagnose().smallest_eigenvalue, Problem(layer, torch.as_tensor(X), torch.as_tensor(y), 30.0)
+    smallest = float(torch.linalg.eigvalsh(GGN().matrix(problem))[0]) / 60
+    assert smallest * (1 - 1e-9) <= found <= 1.2 * smallest if "kron" not in curvature else found > 0
 
 
 def test_ordinary_inputs_that_used_to_break(tmp_path):

@@ -33,7 +33,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import CurvatureError, Factor
+from fullconformal.curvature.base import CurvatureError, Factor, smallest_eigenvalue
 from fullconformal.curvature.dense import factorise
 from fullconformal.problem import candidate_losses, losses, residuals
 
@@ -115,7 +115,7 @@ class Passing:
         del self.phi
         G = self.G / n + weights * penalty
         decrement = math.sqrt(n) * float(a.half(s.half(G.T.contiguous()).T.contiguous()).norm())
-        low = a.smallest_eigenvalue * s.smallest_eigenvalue
+        low = smallest_eigenvalue(a.solve, root[0]) * smallest_eigenvalue(s.solve, inverse[0])
         figures = Figures(G, decrement, damping + max(a.damping, s.damping), low)
         order = torch.argsort(self.loss[:n] + q * s_self[:n], stable=True)
         order = torch.cat([order, torch.arange(n, rows, device=order.device)])
