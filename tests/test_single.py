@@ -63,6 +63,7 @@ def test_counts_do_not_depend_on_how_the_work_is_cut(name, monkeypatch):
         ("OBJECTS", 7),
         ("ROWS", 3),
         ("POINTS", 9),
+        ("WHOLE", 1),
         ("NUMBERS", 4 * training.problem.p),
     ):
         monkeypatch.setattr(single, constant, value)
@@ -153,7 +154,7 @@ def test_whatever_float32_may_lose_what_is_decided_is_right(few, shapes, scale, 
             yield torch.where(here, t - t.sign() * lost, excess.double()).float(), c, block, longer
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"FEW": few, "POINTS": 7, "MOST": 0, "_cells": worst}.items():
+        for name, value in {"FEW": few, "POINTS": 7, "WHOLE": 1, "MOST": 0, "_cells": worst}.items():
             patch.setattr(single, name, value)
         patch.setattr(single, "_again", lambda *args: found.extend(args[3:]))
         points = single._Points(Training(problem, SimpleNamespace(accuracy=0.0), b, zero, zero, None, solved, 2**28))
@@ -169,7 +170,7 @@ def test_whatever_float32_may_lose_what_is_decided_is_right(few, shapes, scale, 
 @pytest.mark.parametrize("points", [1, 9])
 def test_solves_that_are_not_exact_leave_ties(few, points, monkeypatch):
     """Many more than float32 would see, and between points and candidates that bounds of k alone would tell apart."""
-    for name, value in {"FEW": few, "POINTS": points, "MOST": 0}.items():
+    for name, value in {"FEW": few, "POINTS": points, "WHOLE": 1, "MOST": 0}.items():
         monkeypatch.setattr(single, name, value)
     model, X, y, Xt = draw("mlp", 1, n=300, m=20)
     for penalty in (0.7, 1e9):
@@ -198,6 +199,7 @@ def test_points_that_fill_up_the_last_block_are_above_nobody(few, monkeypatch):
 def test_nothing_infinite_decides_or_is_counted_twice(n, where, monkeypatch):
     monkeypatch.setattr(single, "MOST", 0)
     monkeypatch.setattr(single, "POINTS", 51 if n == 102 else 52)
+    monkeypatch.setattr(single, "WHOLE", 1)
     model, X, y, Xt = draw("frozen", 0, n=n, m=150)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
     problem = Problem(model, X, y, 0.7)

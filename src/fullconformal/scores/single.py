@@ -35,6 +35,7 @@ from fullconformal.scores.base import (
 from fullconformal.scores.training import Training, single_is_whole
 
 OBJECTS, ROWS, POINTS = 1024, 512, 80  # taken together; and of a cell, so that it stays in the cache
+WHOLE = 16  # points, of which a block is a multiple: others take a fifth longer
 FEW = 2  # candidates of an object, on average, up to which each meets a block by itself
 NUMBERS = 2**21  # of the gradients of such candidates, at a time
 LEAST = 2**26  # operations below which there is nothing to gain
@@ -68,7 +69,7 @@ class _Points:
         )  # where all make one sum, which may begin with b − τ
         self.b, self.order = torch.sort(training.loss + training.self_influence)
         self.slack = training.slack[self.order]
-        self.step = -(-n // -(-n // POINTS))
+        self.step = WHOLE * -(-n // (WHOLE * -(-n // POINTS)))
         missing = -n % self.step
         self.filled = torch.cat([self.order, self.order[-1:].expand(missing)])
         self.U = [
@@ -193,10 +194,9 @@ def _by_candidate(points: _Points, block: Tensor, ghat: list[tuple[Tensor, Tenso
     out = points.b32[block].sub_(tau[:, None])
     sizes = torch.bincount(block, minlength=len(points.low)).tolist()
     for (left, right), whole in zip(ghat, points.U, strict=True):
-        gradients = (left[:, :, None] * right[:, None, :]).flatten(1)
-        for some, part, U in zip(out.split(sizes), gradients.split(sizes), whole.flatten(2), strict=True):
+        for some, D, a, U in zip(*(v.split(sizes) for v in (out, left, right)), whole.flatten(2), strict=True):
             if len(some):
-                some.addmm_(part, U.T, alpha=-1)
+                some.addmm_((D[:, :, None] * a[:, None, :]).flatten(1), U.T, alpha=-1)
     return out
 
 
