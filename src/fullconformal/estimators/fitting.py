@@ -23,7 +23,7 @@ from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
 from fullconformal.models.logistic import blas_alone, fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
-from fullconformal.problem import Problem, contrasts_of
+from fullconformal.problem import Problem, contrast_layers, contrasts_of
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64
@@ -41,6 +41,7 @@ class Settings:
     seed: int = 0
     head: str | None = None
     progress: Progress | None = None
+    contrasts: bool = False  # whether to state the built-in regression in contrasts
 
 
 def to_tensor(X: Any, device: torch.device | str, dtype: torch.dtype, *, training: bool = False) -> Tensor:
@@ -125,7 +126,7 @@ def _module(
     if final is None:
         if X.ndim != 2:
             raise ValueError(f"X has shape {X.shape}; the built-in logistic regression takes (n, features). Flatten X.")
-        return _logistic(X.shape[1], len(classes), n, settings.l2)
+        return _logistic(X.shape[1], len(classes), n, settings.l2, settings.contrasts and len(classes) > 2)
     if isinstance(final, nn.Module):
         copied = copy.deepcopy(final)
         l2 = L2_NETWORK if settings.l2 is None else settings.l2
@@ -138,12 +139,17 @@ def _module(
     return adapt(fitted, n)
 
 
-def _logistic(n_features: int, n_classes: int, n: int, l2: float | None) -> tuple[nn.Module, dict[str, float]]:
-    """The built-in logistic regression, its weights zero, and its penalty."""
+def _logistic(
+    n_features: int, n_classes: int, n: int, l2: float | None, contrasts: bool = False
+) -> tuple[nn.Module, dict[str, float]]:
+    """The built-in logistic regression, in contrasts or not, its weights zero, and its penalty."""
+    penalty = {"0.weight": n * (L2_LINEAR if l2 is None else l2)}
+    if contrasts:
+        return nn.Sequential(*contrast_layers(n_features, n_classes, True, "cpu", torch.float64)), penalty
     module = linear(n_features, n_classes, dtype=torch.float64)
     for q in module[0].parameters():
         nn.init.zeros_(q)
-    return module, {"0.weight": n * (L2_LINEAR if l2 is None else l2)}
+    return module, penalty
 
 
 def linear_problem(X: np.ndarray, y: np.ndarray, l2: float, w: Tensor) -> Problem:

@@ -33,6 +33,19 @@ def contrasts_of(problem: Problem) -> Tensor | None:
 
 
 @torch.no_grad()
+def contrast_layers(
+    n_features: int, n_classes: int, bias: bool, device: torch.device | str, dtype: torch.dtype
+) -> tuple[nn.Linear, nn.Linear]:
+    """A layer of C − 1 contrasts, its weights zero, and the constant one that makes C logits of them."""
+    inner = nn.Linear(n_features, n_classes - 1, bias, device, dtype)
+    outer = nn.Linear(n_classes - 1, n_classes, False, device, dtype).requires_grad_(False)
+    for q in inner.parameters():
+        q.zero_()
+    outer.weight.copy_(contrasts(n_classes))
+    return inner, outer
+
+
+@torch.no_grad()
 def in_contrasts(problem: Problem) -> Problem:
     """The same problem in contrasts, where its model is one linear layer that penalises classes alike; itself where it is not."""
     alone = problem.is_linear and len(problem.tail) == 1 and not list(problem.prefix.children())
@@ -42,13 +55,12 @@ def in_contrasts(problem: Problem) -> Problem:
     penalty = problem.penalty.view(block.o, block.i)
     if not bool((penalty == penalty[0]).all()):
         return problem
-    B = contrasts(block.o).to(layer.weight.device)  # in float64: what the classes share may be large, and cancels
-    inner = nn.Linear(layer.in_features, block.o - 1, layer.bias is not None, layer.weight.device, layer.weight.dtype)
-    outer = nn.Linear(block.o - 1, block.o, False, layer.weight.device, layer.weight.dtype).requires_grad_(False)
-    inner.weight.copy_(B.T @ layer.weight.double())
-    outer.weight.copy_(B)
+    W, has_bias = layer.weight, layer.bias is not None
+    B = contrasts(block.o).to(W.device)  # in float64: what the classes share may be large, and cancels
+    inner, outer = contrast_layers(layer.in_features, block.o, has_bias, W.device, W.dtype)
     by_name = {"0.weight": float(penalty[0, 0])}
-    if layer.bias is not None:
+    inner.weight.copy_(B.T @ W.double())
+    if has_bias:
         inner.bias.copy_(B.T @ layer.bias.double())
         by_name["0.bias"] = float(penalty[0, -1])
     out = Problem(nn.Sequential(inner, outer).eval(), problem.X, problem.y, by_name, problem.chunk)
