@@ -69,7 +69,10 @@ def test_scores_and_p_values_equal_algorithm_2(name, curvature, approximation, s
     assert np.abs(ours.mT.numpy() - alpha).max() < 1e-9 * scale
     assert np.abs(own.numpy() - tau).max() < 1e-9 * scale
     counts = count_scores(SCORERS[approximation], training, X, q)
-    assert np.abs(pvalues.p_values(counts.greater, counts.equal, training.problem.n) - p).max() < 1e-9
+    found, gap = pvalues.p_values(counts.greater, counts.equal, training.problem.n), alpha - tau[:, None, :]
+    # Scores closer than that may tie: both of some 1e-15, where a step lands far from the data.
+    low, high = (p + side * (np.abs(gap) <= 1e-9 * scale).sum(1) / (len(gap[0]) + 1) for side in (-1, 1))
+    assert ((low - 1e-9 < found) & (found < high + 1e-9)).all()
 
 
 @pytest.mark.parametrize(
