@@ -20,10 +20,12 @@ from fullconformal.curvature.dense import factorise
 from fullconformal.curvature.linear import influence_error, linear_influences
 from fullconformal.estimators import engines, keeping, shards
 from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
-from fullconformal.problem import Problem, Rows, flat, in_contrasts, squared_norms
+from fullconformal.problem import Problem, Rows, candidate_losses, flat, in_contrasts, squared_norms
+from fullconformal.scores import candidates as candidates_module
 from fullconformal.scores import pruned, tiles
 from fullconformal.scores import training as training_module
-from fullconformal.scores.base import all_scores, count_scores
+from fullconformal.scores.base import all_scores, candidate_gradients, count_scores, half_solved
+from fullconformal.scores.candidates import Candidates, candidates_of, roots_of
 from fullconformal.scores.direct import direct
 from fullconformal.scores.tiles import Points, is_worth_it, tiled_counts
 from fullconformal.scores.training import Training, prepare
@@ -92,7 +94,7 @@ def test_counts_do_not_depend_on_how_the_work_is_cut(name, cut, monkeypatch):
     training, X = prepared(name, 5, n=100, m=23, close=10)
     X = torch.cat([X, training.problem.X[:10]])
     for constant, value in cut.items():
-        monkeypatch.setattr(tiles, constant, value)
+        monkeypatch.setattr(candidates_module if constant == "OBJECTS" else tiles, constant, value)
     assert same(training, X)
 
 
@@ -140,9 +142,9 @@ def test_what_single_precision_cannot_tell_apart_is_formed_again(name, seed):
 def test_errors_stay_within_their_bound(name, seed, by_root):
     """L⁻¹ĝ and α − τ in float32 against float64; the bounds are not more than some thousand times too large."""
     training, X = prepared(name, seed)
-    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], X, 0.0)
+    found = candidates_of(training, roots_of(training, 10**4) if by_root else [], X, 0.0)
     logits, J = training.problem.jacobian(X)
-    half = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
+    half = half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1)
     exact = half if training.inverse is None else training.factor.back(half)
     off = torch.linalg.vector_norm(found.rows.double() - exact, dim=1)
     assert (off <= found.error).all() and (off > 1e-4 * found.error).any()
@@ -150,7 +152,7 @@ def test_errors_stay_within_their_bound(name, seed, by_root):
     assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
     missed = (found.tau - all_scores(direct, training, X, 0.0)[1].flatten()).abs()
     assert (missed <= found.off).all() and (missed > 1e-4 * found.off).any()
-    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], X, 1.0)
+    found = candidates_of(training, roots_of(training, 10**4) if by_root else [], X, 1.0)
     assert not found.off.any()
     bag, (alpha, tau) = Points.of(training, 1.0), all_scores(direct, training, X, 1.0)
     points, b = bag.single
@@ -199,7 +201,7 @@ def near_pairs(bag, tau, exact, rows, error, rho=None, moved=0.0):
     """
     length = torch.linalg.vector_norm(exact, dim=1) + error
     off = torch.zeros_like(tau) + abs(moved)
-    candidates = tiles.Candidates(tau, tau + moved, off, rows, error, length, length if rho is None else rho)
+    candidates = Candidates(tau, tau + moved, off, rows, error, length, length if rho is None else rho)
     above, near, _ = tiles._count(bag, candidates, 1e-14, 2**28)
     left = torch.ones(len(tau), len(bag.b), dtype=torch.bool)
     left[near[0], near[1]] = False
@@ -367,14 +369,14 @@ def test_bounds_hold_for_sure_models_and_any_penalty(name, sure, penalty, by_roo
             q *= sure
     training = kept(name, Problem(model, X, y, penalty))
     problem = training.problem
-    found = tiles._candidates(training, tiles._roots(training, 10**4) if by_root else [], Xt, 0.0)
+    found = candidates_of(training, roots_of(training, 10**4) if by_root else [], Xt, 0.0)
     logits, J = problem.jacobian(Xt)
-    half = tiles.half_solved(training.factor, tiles.candidate_gradients(J, logits)).flatten(0, 1)
+    half = half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1)
     exact = half if training.inverse is None else training.factor.back(half)
     assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
     assert (torch.linalg.vector_norm(exact, dim=1) <= found.length).all()
     assert (torch.linalg.vector_norm(found.rows.double() - exact, dim=1) <= found.error).all()
-    tau = tiles.candidate_losses(logits).flatten() - (half**2).sum(1)
+    tau = candidate_losses(logits).flatten() - (half**2).sum(1)
     assert ((found.tau - tau).abs() <= found.off + 2.0**-50 * tau.abs()).all()
 
 
@@ -383,7 +385,7 @@ def test_no_pair_is_formed_again_twice(monkeypatch):
     for constant, value in (("TILE", 5), ("TILES", 4)):
         monkeypatch.setattr(tiles, constant, value)
     training, X = prepared("logistic", 3, close=20)
-    candidates = tiles._candidates(training, [], torch.cat([training.problem.X[:4], X[:1]]), 1.0)
+    candidates = candidates_of(training, [], torch.cat([training.problem.X[:4], X[:1]]), 1.0)
     last = int(candidates.tau.argmax())
     bag = Points.of(training, 1.0)
     # All points tie with the last candidate, whose copies fill half of the tiles.
@@ -417,11 +419,11 @@ def test_little_room_is_kept_to(monkeypatch):
     model, X, y, objects = draw("logistic", 0, n=3000, m=100)
     problem = Problem(model, X[:1].expand(3000, -1).clone(), torch.zeros_like(y), 1.0)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
-    bag, candidates = Points.of(training, 1.0), tiles._candidates(training, [], problem.X[:100], 1.0)
+    bag, candidates = Points.of(training, 1.0), candidates_of(training, [], problem.X[:100], 1.0)
     pairs = 3000 * 100
     for room, done in ((tiles.PAIR * pairs, True), (tiles.PAIR * pairs - 1, False)):
         assert (tiles._count(bag, candidates, training.rounding, room) is not None) == done
-    candidates = tiles._candidates(training, [], objects, 1.0)
+    candidates = candidates_of(training, [], objects, 1.0)
     widest = 8 * tiles.TILE * tiles.TILES * 3000
     assert tiles._count(bag, candidates, training.rounding, widest // 2) is None
 
@@ -659,7 +661,7 @@ def test_candidates_whose_influence_on_themselves_is_no_number_are_left_to_doubl
         q.data *= 1e-40
     training = kept("logistic by 𝓗⁻¹", Problem(model, X, y, 1e30))
     objects[3] *= 1e39
-    candidates = tiles._candidates(training, tiles._roots(training, 10**4), objects, 1.0)
+    candidates = candidates_of(training, roots_of(training, 10**4), objects, 1.0)
     assert candidates.length.max() < 1e12 and candidates.tau.max() < 2 and not candidates.rho.isfinite().all()
     assert tiled_counts(training, objects, 1.0) is None
 

@@ -42,7 +42,9 @@ def make_engine(
         if small is not None:
             return small
     fit = _open_fit(options, classes, final, X, y, settings) if method == "influence" else None
-    if method == "influence" and fit is None:
+    if (
+        method == "influence" and fit is None
+    ):  # parts that are kept or shared out, and `last_layer_kron`, know C weight vectors
         settings = replace(settings, contrasts=options.curvature != "last_layer_kron")
     problem = (fit.problem if fit else fit_problem)(final, X, y, classes, settings)
     if method != "influence":

@@ -155,8 +155,7 @@ def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, kn
             part = rows if len(y) <= portion else select(rows, slice(first, first + portion))
             count = len(part[0].left)
             at = slice(start, start := start + count)
-            s, kept = factor.influence(flat(part))
-            self_influence[at] = s
+            self_influence[at], kept = factor.influence(flat(part))
             if halved is not None:
                 halved[at] = kept
             elif keep_halved:  # of all points at once
