@@ -28,7 +28,7 @@ LAYERS = {
     "scores": [
         *["problem", "convex", "curvature.base", "curvature.dense", "curvature.linear", "pvalues"],
         *["scores.base", "scores.training", "scores.checkpoint", "scores.kernels", "scores.tasks", "scores.halved"],
-        *["scores.last_layer", "scores.windows"],
+        *["scores.candidates", "scores.last_layer", "scores.windows"],
     ],
     "estimators": [*BELOW_ESTIMATORS, "storage", "diagnostics", "report", "estimators"],
     **{name: [*BELOW_ESTIMATORS, *SERVICES] for name in SERVICES},
