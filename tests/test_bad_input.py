@@ -701,3 +701,14 @@ def test_labels_that_may_be_something_else_are_told_before_the_fit(labels):
     few = np.zeros((60, 1))
     with pytest.warns(UserWarning, match="y has 60 classes for 60 points; is it a quantity or an identifier?"):
         FullConformalClassifier(KNeighborsClassifier(1)).fit(few, labels)
+
+
+@pytest.mark.parametrize("kind", [FullConformalClassifier, SplitConformalClassifier])
+def test_another_number_of_columns_is_told_with_what_to_do(kind):
+    X, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2
+    clf = kind().fit(X, y)
+    for wrong in (X[:, :3], np.hstack([X, X])):
+        with pytest.raises(
+            ValueError, match=r"X has \d features, but .* 4 features as input\. Give the columns that fit was"
+        ):
+            clf.predict_set(wrong)

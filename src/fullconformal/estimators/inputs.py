@@ -157,10 +157,12 @@ def place(at: list[int]) -> str:
 
 
 def validated(clf: Any, X: Any, y: Any, **options: Any) -> Any:
-    """What scikit-learn's `validate_data` makes of X (n, ...) and y (n,), numbers; where X is not finite the error says where."""
+    """What scikit-learn's `validate_data` makes of X (n, ...) and y (n,), numbers; errors say where X is not finite, and what to do."""
     try:
         return validate_data(clf, X, y, dtype="numeric", **options)
     except ValueError as error:
+        if str(error).endswith("features as input."):
+            raise ValueError(f"{error} Give the columns that fit was given, in the same order.") from error
         if not any(word in str(error) for word in ("NaN", "infinity")) or not (sentence := not_finite(X)):
             raise
         raise ValueError(sentence) from error
