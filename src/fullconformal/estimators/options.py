@@ -20,7 +20,7 @@ from fullconformal.estimators.engines import APPROXIMATIONS
 from fullconformal.estimators.fitting import L2_NETWORK, Settings, to_tensor
 from fullconformal.estimators.shards import Work, say_nothing
 from fullconformal.estimators.wrapping import check_estimator_kind, check_outputs, split_pipeline
-from fullconformal.models.adapters import is_logistic
+from fullconformal.models.adapters import is_logistic, is_read
 from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.models.fitting import Progress
 from fullconformal.problem import Problem
@@ -39,6 +39,7 @@ CURVATURES: dict[str, type[Curvature]] = {
     "dual": Dual,
     "cg": CG,
 }
+KRONECKER = ("kfac", "ekfac", "last_layer_kron")
 NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
@@ -166,7 +167,7 @@ class FullOptions(ConformalClassifier):
         """How the model is to be fitted."""
         # Fits must be the same when a killed run is started again.
         resumes = self.method == "exact" or self.checkpoint is not None
-        fixed = resumes and self.random_state is None
+        fixed = self.estimator is None or (resumes and self.random_state is None)  # that fit takes no random numbers
         seed = 0 if fixed else int(check_random_state(self.random_state).randint(2**31))
         device, dtype = self._device(), DTYPES[self.dtype]
         return Settings(self.l2, self.prefit, self.max_epochs, device, dtype, seed, self.head, progress)
@@ -177,6 +178,15 @@ class FullOptions(ConformalClassifier):
 
     def _is_convex(self, final: Any) -> bool:
         return final is None or is_logistic(final) or self.head is not None
+
+    def _folds(self, final: Any, X: Any) -> bool:
+        """Whether columns that are zero in all of X (n, ...) may be taken as one: in regressions fitted here, with an L2 penalty.
+
+        Approximations by Kronecker products count the columns.
+        """
+        fitted = (self.l2 != 0 if final is None else is_read(final)) and not self.prefit
+        literal = self.method_ != "influence" or (isinstance(self.curvature, str) and self.curvature not in KRONECKER)
+        return fitted and literal and isinstance(X, np.ndarray) and X.ndim == 2
 
     def _method(self, final: Any) -> str:
         """The method to take; an error where the one asked for cannot be had."""

@@ -107,14 +107,18 @@ def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | No
     Its objective has one minimum, which whoever has to find it more closely than scikit-learn does finds as well without. Where there is
     no penalty there need not be a minimum, and a subclass may fit something else.
     """
-    if type(estimator) is not LogisticRegression or len(shape) != 1 or _is_free(estimator):
-        return None
-    if estimator.solver not in MULTINOMIAL or estimator.dual:
+    if len(shape) != 1 or not is_read(estimator):
         return None
     module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
     for q in module[0].parameters():
         nn.init.zeros_(q)
     return module, {"0.weight": 1.0 / estimator.C}
+
+
+def is_read(estimator: Any) -> bool:
+    """Whether `read` does without the fit: a LogisticRegression, and no subclass, with a penalty, by solvers for any number of classes."""
+    plain = type(estimator) is LogisticRegression and not _is_free(estimator)
+    return plain and estimator.solver in MULTINOMIAL and not estimator.dual
 
 
 def _is_free(estimator: LogisticRegression) -> bool:
