@@ -224,9 +224,9 @@ def test_a_curvature_that_needs_damping_is_left_to_the_general_engine():
 
 
 def test_a_hessian_that_takes_longer_than_starting_functions_is_left_to_the_general_engine():
-    X, y, _ = draw(0, 20, 513, 1)
+    X, y, _ = draw(0, 513, 513, 1)
     assert type(FullConformalClassifier(method="influence").fit(X, y)._engine) is Influence
-    assert type(FullConformalClassifier(method="influence").fit(X[:, :512], y)._engine) is TwoClasses
+    assert type(FullConformalClassifier(method="influence").fit(X[:512, :512], y[:512])._engine) is TwoClasses
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.fitting import NotFinite, Progress, alone, newton, train
 from fullconformal.models.logistic import blas_alone, fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
+from fullconformal.models.span import FloatArray, in_span
 from fullconformal.problem import Problem, contrast_layers, contrasts_of
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
@@ -219,13 +220,16 @@ def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
         inputs = torch.cat([problem.trace(part).inputs[block.layer] for part in problem.X.split(problem.chunk)])
     a, W, weight = (part.double().cpu().numpy() for part in (inputs, theta.view(block.o, block.i), penalty[0]))
     y = problem.y.cpu().numpy()
-    with blas_alone(a.shape):
-        if binary:
-            fitted, done = fit_binary(a, y.astype(np.float64), weight, W[0], tol), True
-        else:
+
+    def fit(a: FloatArray, W: FloatArray, weight: FloatArray) -> tuple[FloatArray, bool]:
+        with blas_alone(a.shape):
+            if binary:
+                return fit_binary(a, y.astype(np.float64), weight, W[0], tol)[None], True
             T = np.eye(block.o) if B is None else B.numpy()
             fitted, size = fit_softmax(a, y, weight, T @ W, tol)
-            fitted, done = T.T @ fitted, size <= tol
+            return T.T @ fitted, size <= tol
+
+    fitted, done = in_span(fit, a, W, weight)
     return torch.as_tensor(fitted).to(theta).view(-1), done
 
 

@@ -25,6 +25,7 @@ from fullconformal.estimators.jackknife import LeaveOneOut
 from fullconformal.estimators.large import LastLayer, OnFeatures
 from fullconformal.estimators.refits import LogProba, Neighbors, Refit
 from fullconformal.models.backbone import Backbone
+from fullconformal.models.span import Span
 from fullconformal.problem import Problem
 from fullconformal.scores.last_layer import Figures
 from fullconformal.scores.last_layer import LastLayer as LastLayerBag
@@ -174,6 +175,7 @@ def unpack_leave_one_out(values: Values, _: Unpacker) -> LeaveOneOut:
     """The leave-one-out models again, without finding them anew."""
     out: LeaveOneOut = object.__new__(LeaveOneOut)
     out.engine, out.theta = expect(values["engine"], Symmetric), expect(values["theta"], Tensor)
+    out.span = expect(values.get("span"), Span, type(None))
     (n, d), K = out.engine.bag.X.shape, out.engine.bag.K
     require(out.theta.shape == (d, K, n) and bool(out.theta.isfinite().all()), "leave-one-out models")
     return out
@@ -204,6 +206,7 @@ ENGINE_KINDS = {
     "Refit": Kind(Refit, refuse_refit, lambda *_: None),
     "Calibrated": of_dataclass(Calibrated),
     "Piped": of_dataclass(Piped),
+    "Span": of_dataclass(Span),
     "LogProba": of_dataclass(LogProba)._replace(pack=pack_log_proba),
     "LeaveOneOut": Kind(LeaveOneOut, lambda value, _: vars(value), unpack_leave_one_out),
 }

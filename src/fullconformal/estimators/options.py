@@ -20,9 +20,10 @@ from fullconformal.estimators.engines import APPROXIMATIONS
 from fullconformal.estimators.fitting import L2_NETWORK, Settings, to_tensor
 from fullconformal.estimators.shards import Work, say_nothing
 from fullconformal.estimators.wrapping import check_estimator_kind, check_outputs, split_pipeline
-from fullconformal.models.adapters import is_logistic, is_read
+from fullconformal.models.adapters import is_logistic, penalises
 from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.models.fitting import Progress
+from fullconformal.models.span import Span, span_of
 from fullconformal.problem import Problem
 from fullconformal.sets import check_levels
 
@@ -179,14 +180,16 @@ class FullOptions(ConformalClassifier):
     def _is_convex(self, final: Any) -> bool:
         return final is None or is_logistic(final) or self.head is not None
 
-    def _folds(self, final: Any, X: Any) -> bool:
-        """Whether columns that are zero in all of X (n, ...) may be taken as one: in regressions fitted here, with an L2 penalty.
+    def _span_of(self, final: Any, X: Any) -> Span | None:
+        """The span of objects X (n, ...) where their coordinates in it do: for regressions fitted here, with an L2 penalty.
 
-        Approximations by Kronecker products count the columns.
+        Approximations by Kronecker products count the columns, and what is kept of a fit knows objects by their bytes, which a basis that
+        another machine makes need not give again.
         """
-        fitted = (self.l2 != 0 if final is None else is_read(final)) and not self.prefit
+        fitted = penalises(final, self.l2) and not self.prefit
         literal = self.method_ != "influence" or (isinstance(self.curvature, str) and self.curvature not in KRONECKER)
-        return fitted and literal and isinstance(X, np.ndarray) and X.ndim == 2
+        plain = fitted and literal and isinstance(X, np.ndarray) and X.ndim == 2
+        return span_of(X, turn=self.checkpoint is None) if plain else None
 
     def _method(self, final: Any) -> str:
         """The method to take; an error where the one asked for cannot be had."""

@@ -171,8 +171,7 @@ def check_full(clf: FullConformalClassifier) -> None:
     require(bool(((labels >= 0) & (labels < n_classes)).all()), "labels")
     X, y = points(engine)
     require(np.array_equal(y, labels), "labels")
-    used = clf._used
-    require(used is None or (used.dtype == np.bool_ and used.shape == clf._input_shape and not used.all()), "columns")
+    require(clf._span is None or clf._span.used.shape == clf._input_shape, "span")
     if clf._recalibration is not None:
         settings, fresh, index = clf._recalibration
         require(

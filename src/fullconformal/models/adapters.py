@@ -121,6 +121,11 @@ def is_read(estimator: Any) -> bool:
     return plain and estimator.solver in MULTINOMIAL and not estimator.dual
 
 
+def penalises(estimator: Any, l2: float | None) -> bool:
+    """Whether a logistic regression that is to be fitted, None the built-in one, has an L2 penalty on all its weights alike."""
+    return l2 != 0 if estimator is None else is_read(estimator)
+
+
 def _is_free(estimator: LogisticRegression) -> bool:
     return estimator.penalty is None or bool(np.isinf(estimator.C))
 

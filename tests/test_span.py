@@ -1,0 +1,255 @@
+"""Objects in coordinates of the training objects' span: scores are those of the columns as they are."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+
+import fullconformal
+from fullconformal import CVPlusClassifier, FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
+from fullconformal.estimators import jackknife, options
+from fullconformal.models import span as module
+from fullconformal.models.span import Span, in_span, lengths, span_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+
+EPS = np.finfo(np.float64).eps
+IDLE = [0, 3, 4, 8]
+
+
+def data(n_classes=3, n=40, m=7, d=9, seed=0):
+    """Objects of training without IDLE columns, their labels, and objects most of which have them; the second is one of training."""
+    rng = np.random.default_rng(seed)
+    X, objects = rng.normal(size=(n, d)), rng.normal(size=(m, d))
+    y = (X[:, 1] + rng.normal(size=n)).argsort().argsort() * n_classes // n
+    X[:, IDLE] = objects[0, IDLE] = 0.0
+    objects[1] = X[5]
+    return X, y, objects
+
+
+def wide(n_classes=3, **sizes):
+    """The same with more columns than objects, so that there is a basis."""
+    return data(n_classes, **{"n": 24, "d": 80, **sizes})
+
+
+SHAPES = {"columns": data, "basis": wide}
+
+
+def both(monkeypatch, where, make, X, y):
+    """A fitted classifier in coordinates of the span, and one that knows the columns as they are."""
+    out = make().fit(X, y)
+    monkeypatch.setattr(where, "span_of", lambda X, turn=True: None)
+    monkeypatch.setattr(module, "span_of", lambda X, turn=True: None)
+    return out, make().fit(X, y)
+
+
+# Coordinates ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_with_training_objects_and_lengths_stay(shape):
+    X, _, objects = SHAPES[shape]()
+    span = span_of(X)
+    assert np.flatnonzero(~span.used).tolist() == IDLE
+    assert (span.basis is None) == (shape == "columns")
+    A, B = span.coordinates(X), span.coordinates(objects)
+    assert A.shape == (len(X), 6 if shape == "columns" else 25)
+    assert not A[:, -1].any() and B[1, -1] == 0 and (B[2:, -1] > 0.1).all()
+    # Householder's basis is orthonormal to d·r roundings at worst; each product is a sum of d.
+    tol = 4 * EPS * len(span.used) * 25
+    size = np.outer(lengths(X), lengths(objects))
+    assert (np.abs(A @ B.T - X @ objects.T) <= tol * size).all()
+    np.testing.assert_allclose(lengths(B), lengths(objects), rtol=tol)
+    np.testing.assert_array_equal(span.inside(objects), B[:, :-1])
+
+
+def test_weights_of_columns_give_the_same_logits():
+    X, _, objects = wide()
+    span = span_of(X)
+    W = np.random.default_rng(1).normal(size=(3, 24))
+    np.testing.assert_allclose(objects @ span.weights(W).T, span.inside(objects) @ W.T, rtol=1e-12, atol=1e-12)
+    assert not span.weights(W)[:, IDLE].any()
+
+
+def test_objects_that_are_alike_or_nothing():
+    """The basis of a span of lower rank than there are objects has directions to spare."""
+    X = np.zeros((30, 100))
+    X[:15] = np.random.default_rng(0).normal(size=100)
+    span = span_of(X)
+    np.testing.assert_allclose(span.basis.T @ span.basis, np.eye(30), atol=100 * EPS)
+    A = span.coordinates(X)
+    assert not A[:, -1].any() and not A[15:].any()
+    np.testing.assert_allclose(A @ A.T, X @ X.T, rtol=1e-13, atol=1e-300)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32"])
+@pytest.mark.parametrize("turn", [False, True])
+def test_other_numbers(dtype, turn):
+    X, objects = np.zeros((1, 70)), np.zeros((2, 70))
+    X[0, 1:66] = objects[:, 1:66] = 1
+    objects[0, [0, 69]] = 1
+    out = span_of(X.astype(dtype), turn).coordinates(objects.astype(dtype))
+    assert out.dtype == np.float64 and out.shape == (2, 2 if turn else 66)
+    np.testing.assert_allclose(lengths(out), [67**0.5, 65**0.5], rtol=1e-14)
+    np.testing.assert_allclose(out[:, -1], [2**0.5, 0], rtol=1e-14)
+
+
+def test_lengths_that_squares_do_not_reach():
+    for size in (1e-300, 1e300):
+        np.testing.assert_allclose(lengths(np.array([[3 * size, -4 * size], [0, 0]])), [5 * size, 0], rtol=1e-15)
+    span = Span(np.array([True, False, False]))
+    np.testing.assert_allclose(span.coordinates(np.array([[5.0, 3e300, -4e300]])), [[5.0, 5e300]], rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "idle"), [(4, 3, 0), (4, 3, 1), (60, 70, 0), (20, 60, 1)], ids=["tall", "one idle", "hardly wide", "few"]
+)
+def test_where_nothing_is_gained_columns_stay_as_they_are(n, d, idle):
+    X = np.random.default_rng(0).normal(size=(n, d))
+    X[:, :idle] = 0
+    assert span_of(X) is None
+
+
+# Full CP --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["deleted", "studentized", "ordinary"])
+@pytest.mark.parametrize("method", ["influence", "symmetric", "exact"])
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_p_values_are_those_of_the_columns_as_they_are(monkeypatch, shape, n_classes, method, scheme):
+    if (method, scheme) == ("exact", "studentized"):
+        scheme = "deleted"  # a studentized score is no refit
+    X, y, objects = SHAPES[shape](n_classes)
+    estimator = LogisticRegression(C=2.0 if shape == "columns" else 0.1)
+    one, columns = both(
+        monkeypatch, options, lambda: FullConformalClassifier(estimator, method=method, scheme=scheme), X, y
+    )
+    assert one._engine.problem.X.shape[1] < X.shape[1] == columns._engine.problem.X.shape[1]
+    np.testing.assert_array_equal(one.predict_p(objects), columns.predict_p(objects))
+    np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)
+
+
+@pytest.mark.parametrize("approximation", ["direct", "indirect", "newton"])
+@pytest.mark.parametrize("scheme", ["deleted", "studentized", "ordinary"])
+@pytest.mark.parametrize("curvature", ["ggn", "hessian", "dual", "cg", "block"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scores_are_those_of_the_columns_as_they_are(monkeypatch, shape, curvature, scheme, approximation):
+    X, y, objects = SHAPES[shape]()
+    chosen = {"curvature": curvature, "scheme": scheme, "approximation": approximation, "l2": 0.1}
+    chosen["damping"] = 0.01 if curvature in ("dual", "cg") else None  # which need a penalty on the intercept too
+    made = both(monkeypatch, options, lambda: FullConformalClassifier(method="influence", **chosen), X, y)
+    scores = (clf._engine.scores(clf._prepare_inputs(objects), clf._query()) for clf in made)
+    for mine, other in zip(*scores, strict=True):  # fits differ by their tolerance of 1e-10, iterative solves by 1e-8
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_lies_beyond_the_span_is_seen(shape):
+    """A candidate learns from its own part beyond the span: the longer it is, the smaller is its ordinary score."""
+    X, y, objects = SHAPES[shape]()
+    clf = FullConformalClassifier(method="influence", scheme="ordinary", l2=0.1).fit(X, y)
+    longer = objects.copy()
+    longer[:, IDLE] *= 2
+    tau = [clf._engine.scores(clf._prepare_inputs(part), clf._query())[1] for part in (objects, longer)]
+    assert (tau[1][2:] < tau[0][2:]).all() and (tau[1][:2] == tau[0][:2]).all()
+
+
+@pytest.mark.parametrize("curvature", ["kfac", "ekfac", "last_layer_kron"])
+def test_approximations_that_count_columns_keep_them(curvature):
+    X, y, _ = data()
+    assert FullConformalClassifier(method="influence", curvature=curvature, damping=0.1).fit(X, y)._span is None
+
+
+def test_models_whose_weights_may_lie_beyond_keep_the_columns():
+    X, y, _ = data()
+    network = MLPClassifier((4,), max_iter=20, solver="lbfgs", random_state=0)
+    fitted = LogisticRegression().fit(X, y)
+    free = LogisticRegression(C=np.inf, max_iter=5)
+    for chosen in (
+        {"estimator": network}, {"estimator": fitted, "prefit": True}, {"estimator": free}, {"l2": 0.0},
+    ):  # fmt: skip
+        with pytest.warns():  # far from a minimum, or of none
+            clf = FullConformalClassifier(method="influence", **chosen).fit(X, y)
+        assert clf._span is None, chosen
+
+
+def test_checkpoints_know_objects_by_their_columns(tmp_path):
+    X, y, objects = wide()
+    clf = FullConformalClassifier(method="influence", checkpoint=tmp_path).fit(X, y)
+    assert clf._span.basis is None
+    np.testing.assert_array_equal(
+        clf.predict_p(objects), FullConformalClassifier(method="influence").fit(X, y).predict_p(objects)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", [FullConformalClassifier, JackknifePlusClassifier])
+def test_saved_and_loaded(tmp_path, make, shape):
+    X, y, objects = SHAPES[shape]()
+    X *= 1e8  # beside which what rounding leaves beyond the span is not small
+    clf = make(l2=1e17).fit(X, y)
+    clf.save(tmp_path / "span.safetensors")
+    again = fullconformal.load(tmp_path / "span.safetensors")
+    np.testing.assert_array_equal(again.predict_epsilon(objects), clf.predict_epsilon(objects))
+
+
+def test_errors_name_the_column_that_was_given():
+    X, y, objects = data()
+    clf = FullConformalClassifier(method="influence", dtype="float32").fit(X, y)
+    objects[2, 5] = 1e39
+    with pytest.raises(ValueError, match=r"1e\+39 in object 2, column 5"):
+        clf.predict_p(objects)
+    X[3, 5] = 1e200
+    for make in (FullConformalClassifier, JackknifePlusClassifier):
+        with pytest.raises(ValueError, match=r"column 5 \(counted"):
+            make().fit(X, y)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_objects_beyond_numbers_are_told(shape):
+    X, y, objects = SHAPES[shape]()
+    objects[3, 5] = 1e308
+    with pytest.raises(ValueError, match=r"object 3|far"):
+        FullConformalClassifier(method="influence").fit(X, y).predict_p(objects * 1.7)
+
+
+# The others -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("make", [SplitConformalClassifier, CVPlusClassifier])
+def test_fits_are_those_of_the_columns_as_they_are(monkeypatch, make, n_classes):
+    X, y, objects = wide(n_classes, n=40)
+    one, columns = both(monkeypatch, module, lambda: make(l2=0.1, random_state=0), X, y)
+    np.testing.assert_array_equal(one.predict_epsilon(objects), columns.predict_epsilon(objects))
+    np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-7)
+
+
+def test_a_fit_from_somewhere_else_with_penalties_that_differ():
+    """Weights that start beyond the span end in it; where penalties differ they do not lie in it, and the columns stay."""
+    a = np.random.default_rng(0).normal(size=(20, 71))
+    seen = []
+
+    def fit(a, W, penalty):
+        seen.append((a.shape, W.shape, penalty.tolist()))
+        return W, True
+
+    W = np.random.default_rng(1).normal(size=(2, 71))
+    penalty = np.append(np.full(70, 0.5), 0.0)
+    found, done = in_span(fit, a, W, penalty)
+    assert seen == [((20, 21), (2, 21), [0.5] * 20 + [0.0])] and done
+    Q = np.linalg.qr(a[:, :70].T)[0]
+    np.testing.assert_allclose(found[:, :70], W[:, :70] @ Q @ Q.T, atol=1e-13)
+    np.testing.assert_array_equal(found[:, 70], W[:, 70])
+    penalty[0] = 0.6
+    assert in_span(fit, a, W, penalty)[0] is W and seen[1][0] == (20, 71)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_jackknife(monkeypatch, n_classes):
+    X, y, objects = wide(n_classes)
+    one, columns = both(monkeypatch, jackknife, lambda: JackknifePlusClassifier(l2=0.1, random_state=0), X, y)
+    assert one._linear.theta.shape[0] == 25 and columns._linear.theta.shape[0] == 81
+    np.testing.assert_array_equal(one.predict_epsilon(objects), columns.predict_epsilon(objects))
+    np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)
