@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
 from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second, spread
+from fullconformal.convex import bag as bag_module
 from fullconformal.convex.loss import pairs
 from fullconformal.pvalues import comparison_weight, p_values
 from fullconformal.scores.exact import exact_counts
@@ -47,6 +48,21 @@ def test_scores_of_many_classes_are_the_literal_formula(q):
         alpha, error = scores_of(X, y, C, penalty, X[5] / 2, label, q)
         literal = oracle.symmetric_scores(np.vstack([X, X[5] / 2]), np.append(y, label), C, penalty, q)
         np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
+
+
+@pytest.mark.parametrize("few", [0, 99], ids=["products", "one by one"])
+@pytest.mark.parametrize("memory", [2**28, 2**8], ids=["kept", "made anew"])
+def test_sums_and_leverages_of_many_weights_are_the_literal_ones(monkeypatch, memory, few):
+    rng, (n, d, J) = np.random.default_rng(0), (11, 4, 5)
+    X, W, M = rng.normal(size=(n, d)), rng.normal(size=(n, J)), rng.normal(size=(J, d, d))
+    for name, value in {"MEMORY": memory, "FEW": few, "MORE": few}.items():
+        monkeypatch.setattr(bag_module, name, value)
+    bag, (i, j) = bag_of(X, np.arange(n) % 2, 2, np.ones(d)), np.triu_indices(d)
+    gram, quadratic = bag.gram(torch.tensor(W)), bag.quadratic(torch.tensor(M[:, i, j].T))
+    assert bool(bag._kept) == (few == 0 and memory == 2**28)  # both ways were gone
+    for k in range(J):  # sums of n and of d² products
+        np.testing.assert_allclose(gram[:, k], ((X.T * W[:, k]) @ X)[i, j], rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(quadratic[:, k], [x @ np.triu(M[k]) @ x for x in X], rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("K", [1, 2, 5])

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from fullconformal.convex.fits import Base
 
 EPS = torch.finfo(torch.float64).eps
-FEW = 8  # columns of weights for which products of all features are not worth their making
+FEW, MORE = (
+    8,
+    100,
+)  # columns of weights for which products of all features are not worth keeping; nor making anew for each use
+MEMORY = 2**28  # bytes of such products
 FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
 
 
@@ -192,7 +196,7 @@ class LinearBag:
     def gram(self, W: Tensor) -> Tensor:
         """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), of the training points for columns of weights W (n, J), in their precision."""
         d = self.X.shape[1]
-        if W.shape[1] <= FEW:
+        if W.shape[1] <= self._few:
             x, (i, j) = self.seen(self.X.T, W.dtype), pairs(d, W.device)[0]
             return torch.stack([((x * w) @ x.T)[i, j] for w in W.T], 1)
         out = W.new_zeros(d * (d + 1) // 2, W.shape[1])
@@ -203,16 +207,29 @@ class LinearBag:
     def quadratic(self, N: Tensor) -> Tensor:
         """Σ_{i≤j} N_ij x_i x_j (n, J) of the training points for columns of packed N (d(d+1)/2, J), in their precision."""
         d = self.X.shape[1]
-        if N.shape[1] <= FEW:
-            x, (i, j), full = self.seen(self.X.T, N.dtype), pairs(d, N.device)[0], N.new_zeros(N.shape[1], d, d)
-            full[:, i, j] = N.T
-            return torch.stack([(x * (one @ x)).sum(0) for one in full], 1)
+        if N.shape[1] <= self._few:
+            x, (i, j), full = self.seen(self.X.T, N.dtype), pairs(d, N.device)[0], N.new_zeros(d, d)
+            out = N.new_empty(N.shape[1], len(self.X))
+            for one, into in zip(N.T, out, strict=True):
+                full[i, j] = one
+                torch.sum((full @ x).mul_(x), 0, out=into)
+            return out.T
         return torch.cat([P.T @ N for _, P in self.products(N.dtype)])
 
-    def products(self, dtype: torch.dtype, memory: int = 2**28) -> Iterator[tuple[slice, Tensor]]:
+    @property
+    def _few(self) -> int:
+        """Columns up to which weights meet the features one by one."""
+        return FEW if self._step >= len(self.X) else MORE
+
+    @property
+    def _step(self) -> int:
+        """Training points whose products of features fit the memory."""
+        d = self.X.shape[1]
+        return max(1, MEMORY // (4 * d * (d + 1)))
+
+    def products(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Products of the features (d(d+1)/2, k), as `seen`, for slices of training points; kept where they fit the memory."""
-        n, d = self.X.shape
-        step = max(1, memory // (4 * d * (d + 1)))
+        n, step = len(self.X), self._step
         if step < n:
             for start in range(0, n, step):
                 yield slice(start, start + step), _products(self.seen(self.X[start : start + step].T, dtype))
