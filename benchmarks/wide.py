@@ -16,7 +16,7 @@ import numpy as np
 from measure import console, seconds, show
 
 from fullconformal import FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.estimators import jackknife, options
+from fullconformal.estimators import convex, options
 from fullconformal.models import span
 
 
@@ -55,10 +55,10 @@ def main() -> None:
     for name, (clf, data) in CASES.items():
         work = p_values(clf, data)
         mine, short = work(), seconds(work, 3)
-        nothing: Any = {"span_of": lambda X, turn=True: None}
+        nothing: Any = {"span_of": lambda X, penalty=None, turn=True: None}
         with (
             patch.multiple(options, **nothing),
-            patch.multiple(jackknife, **nothing),
+            patch.multiple(convex, **nothing),
             patch.multiple(span, **nothing),
         ):
             found: list[Any] = []

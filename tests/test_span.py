@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
 import fullconformal
 from fullconformal import CVPlusClassifier, FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.estimators import jackknife, options
+from fullconformal.estimators import convex, options
 from fullconformal.models import span as module
 from fullconformal.models.span import Span, in_span, lengths, span_of
 
@@ -35,12 +36,18 @@ def wide(n_classes=3, **sizes):
 SHAPES = {"columns": data, "basis": wide}
 
 
-def both(monkeypatch, where, make, X, y):
+def both(monkeypatch, make, X, y):
     """A fitted classifier in coordinates of the span, and one that knows the columns as they are."""
     out = make().fit(X, y)
-    monkeypatch.setattr(where, "span_of", lambda X, turn=True: None)
-    monkeypatch.setattr(module, "span_of", lambda X, turn=True: None)
+    for where in (options, convex, module):
+        monkeypatch.setattr(where, "span_of", lambda X, penalty=None, turn=True: None)
     return out, make().fit(X, y)
+
+
+def width(clf):
+    """Columns that the engine's solver knows, that of the intercept included."""
+    engine = clf._engine
+    return engine.problem.blocks[0].i if clf.method_ == "influence" else engine.bag.X.shape[1]
 
 
 # Coordinates ----------------------------------------------------------------------------------------------------------
@@ -60,15 +67,33 @@ def test_products_with_training_objects_and_lengths_stay(shape):
     size = np.outer(lengths(X), lengths(objects))
     assert (np.abs(A @ B.T - X @ objects.T) <= tol * size).all()
     np.testing.assert_allclose(lengths(B), lengths(objects), rtol=tol)
-    np.testing.assert_array_equal(span.inside(objects), B[:, :-1])
 
 
 def test_weights_of_columns_give_the_same_logits():
     X, _, objects = wide()
     span = span_of(X)
-    W = np.random.default_rng(1).normal(size=(3, 24))
-    np.testing.assert_allclose(objects @ span.weights(W).T, span.inside(objects) @ W.T, rtol=1e-12, atol=1e-12)
+    W = np.random.default_rng(1).normal(size=(3, 25))
+    W[:, -1] = 0
+    np.testing.assert_allclose(objects @ span.weights(W).T, span.coordinates(objects) @ W.T, rtol=1e-12, atol=1e-12)
     assert not span.weights(W)[:, IDLE].any()
+    np.testing.assert_allclose(span.start(span.weights(W)), W, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_columns_without_a_penalty_stay(shape):
+    X, _, objects = SHAPES[shape]()
+    with_one = [np.insert(part, 2, 1.0, axis=1) for part in (X, objects)]
+    penalty = np.insert(np.full(X.shape[1], 0.3), 2, 0.0)
+    span, other = span_of(with_one[0], penalty), span_of(X)
+    np.testing.assert_array_equal(
+        span.coordinates(with_one[1]), np.c_[other.coordinates(objects), np.ones(len(objects))]
+    )
+    np.testing.assert_array_equal(span.penalty(penalty), [0.3] * (other.r + 1) + [0.0])
+    W = np.random.default_rng(1).normal(size=(3, other.r + 2))
+    np.testing.assert_array_equal(span.weights(W), np.insert(other.weights(W[:, :-1]), 2, W[:, -1], axis=1))
+    penalty[0] = 0.4  # weights are no sums of objects then
+    assert span_of(with_one[0], penalty) is None
+    assert span_of(with_one[0], np.zeros(len(penalty))) is None
 
 
 def test_objects_that_are_alike_or_nothing():
@@ -88,7 +113,7 @@ def test_other_numbers(dtype, turn):
     X, objects = np.zeros((1, 70)), np.zeros((2, 70))
     X[0, 1:66] = objects[:, 1:66] = 1
     objects[0, [0, 69]] = 1
-    out = span_of(X.astype(dtype), turn).coordinates(objects.astype(dtype))
+    out = span_of(X.astype(dtype), turn=turn).coordinates(objects.astype(dtype))
     assert out.dtype == np.float64 and out.shape == (2, 2 if turn else 66)
     np.testing.assert_allclose(lengths(out), [67**0.5, 65**0.5], rtol=1e-14)
     np.testing.assert_allclose(out[:, -1], [2**0.5, 0], rtol=1e-14)
@@ -97,7 +122,7 @@ def test_other_numbers(dtype, turn):
 def test_lengths_that_squares_do_not_reach():
     for size in (1e-300, 1e300):
         np.testing.assert_allclose(lengths(np.array([[3 * size, -4 * size], [0, 0]])), [5 * size, 0], rtol=1e-15)
-    span = Span(np.array([True, False, False]))
+    span = Span(np.array([True, False, False]), np.zeros(3, dtype=bool))
     np.testing.assert_allclose(span.coordinates(np.array([[5.0, 3e300, -4e300]])), [[5.0, 5e300]], rtol=1e-15)
 
 
@@ -122,10 +147,8 @@ def test_p_values_are_those_of_the_columns_as_they_are(monkeypatch, shape, n_cla
         scheme = "deleted"  # a studentized score is no refit
     X, y, objects = SHAPES[shape](n_classes)
     estimator = LogisticRegression(C=2.0 if shape == "columns" else 0.1)
-    one, columns = both(
-        monkeypatch, options, lambda: FullConformalClassifier(estimator, method=method, scheme=scheme), X, y
-    )
-    assert one._engine.problem.X.shape[1] < X.shape[1] == columns._engine.problem.X.shape[1]
+    one, columns = both(monkeypatch, lambda: FullConformalClassifier(estimator, method=method, scheme=scheme), X, y)
+    assert width(columns) == X.shape[1] + 1 and width(one) == (7 if shape == "columns" else 26)
     np.testing.assert_array_equal(one.predict_p(objects), columns.predict_p(objects))
     np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)
 
@@ -138,7 +161,7 @@ def test_scores_are_those_of_the_columns_as_they_are(monkeypatch, shape, curvatu
     X, y, objects = SHAPES[shape]()
     chosen = {"curvature": curvature, "scheme": scheme, "approximation": approximation, "l2": 0.1}
     chosen["damping"] = 0.01 if curvature in ("dual", "cg") else None  # which need a penalty on the intercept too
-    made = both(monkeypatch, options, lambda: FullConformalClassifier(method="influence", **chosen), X, y)
+    made = both(monkeypatch, lambda: FullConformalClassifier(method="influence", **chosen), X, y)
     scores = (clf._engine.scores(clf._prepare_inputs(objects), clf._query()) for clf in made)
     for mine, other in zip(*scores, strict=True):  # fits differ by their tolerance of 1e-10, iterative solves by 1e-8
         np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7)
@@ -201,9 +224,9 @@ def test_errors_name_the_column_that_was_given():
     with pytest.raises(ValueError, match=r"1e\+39 in object 2, column 5"):
         clf.predict_p(objects)
     X[3, 5] = 1e200
-    for make in (FullConformalClassifier, JackknifePlusClassifier):
+    for method in ("influence", "symmetric"):
         with pytest.raises(ValueError, match=r"column 5 \(counted"):
-            make().fit(X, y)
+            FullConformalClassifier(method=method).fit(X, y)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -221,12 +244,12 @@ def test_objects_beyond_numbers_are_told(shape):
 @pytest.mark.parametrize("make", [SplitConformalClassifier, CVPlusClassifier])
 def test_fits_are_those_of_the_columns_as_they_are(monkeypatch, make, n_classes):
     X, y, objects = wide(n_classes, n=40)
-    one, columns = both(monkeypatch, module, lambda: make(l2=0.1, random_state=0), X, y)
+    one, columns = both(monkeypatch, lambda: make(l2=0.1, random_state=0), X, y)
     np.testing.assert_array_equal(one.predict_epsilon(objects), columns.predict_epsilon(objects))
     np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-7)
 
 
-def test_a_fit_from_somewhere_else_with_penalties_that_differ():
+def test_a_fit_from_somewhere_else_and_penalties_that_differ():
     """Weights that start beyond the span end in it; where penalties differ they do not lie in it, and the columns stay."""
     a = np.random.default_rng(0).normal(size=(20, 71))
     seen = []
@@ -238,7 +261,7 @@ def test_a_fit_from_somewhere_else_with_penalties_that_differ():
     W = np.random.default_rng(1).normal(size=(2, 71))
     penalty = np.append(np.full(70, 0.5), 0.0)
     found, done = in_span(fit, a, W, penalty)
-    assert seen == [((20, 21), (2, 21), [0.5] * 20 + [0.0])] and done
+    assert seen == [((20, 22), (2, 22), [0.5] * 21 + [0.0])] and done
     Q = np.linalg.qr(a[:, :70].T)[0]
     np.testing.assert_allclose(found[:, :70], W[:, :70] @ Q @ Q.T, atol=1e-13)
     np.testing.assert_array_equal(found[:, 70], W[:, 70])
@@ -249,7 +272,19 @@ def test_a_fit_from_somewhere_else_with_penalties_that_differ():
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_jackknife(monkeypatch, n_classes):
     X, y, objects = wide(n_classes)
-    one, columns = both(monkeypatch, jackknife, lambda: JackknifePlusClassifier(l2=0.1, random_state=0), X, y)
-    assert one._linear.theta.shape[0] == 25 and columns._linear.theta.shape[0] == 81
+    one, columns = both(monkeypatch, lambda: JackknifePlusClassifier(l2=0.1, random_state=0), X, y)
+    assert one._linear.theta.shape[0] == 26 and columns._linear.theta.shape[0] == 81
     np.testing.assert_array_equal(one.predict_epsilon(objects), columns.predict_epsilon(objects))
+    np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_heads_on_many_features(monkeypatch, method):
+    X, y, objects = data(n=24)
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(9, 90), torch.nn.Tanh(), torch.nn.Linear(90, 3)).double()
+    options = {"method": method, "head": "auto", "prefit": True, "l2": 0.1}
+    one, columns = both(monkeypatch, lambda: FullConformalClassifier(network, **options), X, y)
+    assert width(one) == 26 and width(columns) == 91
+    np.testing.assert_array_equal(one.predict_p(objects), columns.predict_p(objects))
     np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.functional import softplus
 from fullconformal.convex import Change, LinearBag
 from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.engines import Differentiable, FloatArray, Query
+from fullconformal.models.span import Span, span_of
 from fullconformal.problem import Problem
 from fullconformal.scores.exact import exact_counts
 from fullconformal.scores.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
@@ -35,23 +37,34 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
 class Symmetric(Differentiable):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid. Linear models."""
 
+    span: Span | None = None  # in which inputs have their coordinates, where that takes fewer than columns
+
     def __init__(self, problem: Problem, memory: int):
         super().__init__(problem)
         (block,) = problem.blocks
         W = problem.theta.view(block.o, block.i).double()
-        self.open(W.T if block.o == 1 else (W[1:] - W[0]).T, memory)  # logits relative to the first class
+        W = W if block.o == 1 else W[1:] - W[0]  # logits relative to the first class
+        span = span_of(self.design(problem.X).cpu().numpy(), self.penalty.cpu().numpy())
+        self.open((W if span is None else by_numpy(span.start, W)).T, memory, span)
         # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
-        problem.assign(self.bag.base.coefficients().reshape(-1).to(problem.X.dtype))
+        W = self.bag.base.coefficients()
+        problem.assign((W if span is None else by_numpy(span.weights, W)).reshape(-1).to(problem.X.dtype))
 
-    def open(self, start: Tensor, memory: int) -> None:
+    def open(self, start: Tensor, memory: int, span: Span | None) -> None:
         """The bag, whose fit on Z starts from weights (d, K), and bytes for its solvers."""
-        problem, (block,) = self.problem, self.problem.blocks
-        penalty = problem.penalty[: block.i].double()  # the same for every class
-        self.bag, self.memory = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start), memory
+        problem, self.span, self.memory = self.problem, span, memory
+        penalty = self.penalty if span is None else by_numpy(span.penalty, self.penalty)
+        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start)
+
+    @property
+    def penalty(self) -> Tensor:
+        """Λ (i,) of the linear layer's inputs, the same for every class, float64."""
+        return self.problem.penalty[: self.problem.blocks[0].i].double()
 
     def design(self, X: Tensor) -> Tensor:
-        """Inputs (k, d) of the linear layer, the intercept's one included, float64."""
-        return self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
+        """Inputs (k, d) of the linear layer, the intercept's one included, float64; their coordinates where there is a span."""
+        a = self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
+        return a if self.span is None else by_numpy(self.span.coordinates, a)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         self.foretell(len(X))
@@ -81,6 +94,11 @@ class Symmetric(Differentiable):
     def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
         return symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
+
+
+def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
+    """What a function of arrays makes of a tensor, on its device."""
+    return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
 
 
 class Exact(Symmetric):

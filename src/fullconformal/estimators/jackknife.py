@@ -16,9 +16,7 @@ from fullconformal.estimators.calibrated import FloatArray
 from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.cross import PlusRule
 from fullconformal.estimators.fitting import fit_problem
-from fullconformal.estimators.inputs import check_squares
-from fullconformal.models.adapters import check_objective, is_logistic, penalises
-from fullconformal.models.span import Span, span_of
+from fullconformal.models.adapters import check_objective, is_logistic
 
 BLOCK, MEMORY = 2**22, 2**30  # entries of scores held at a time; bytes for the solver
 EPS = float(np.finfo(np.float64).eps)
@@ -77,11 +75,8 @@ class JackknifePlusClassifier(PlusRule):
         if is_fast(self.estimator):
             for i in np.flatnonzero(np.bincount(index)[index] == 1):
                 self._check_trained(np.delete(index, i), f"what trains without point {i}", self._remedy)
-            check_squares(X, "float64")  # whose error names a column
-            span = span_of(X) if X.ndim == 2 and penalises(self.estimator, self.l2) else None
-            inputs = X if span is None else span.inside(X)
-            problem = fit_problem(self.estimator, inputs, index, self.classes_, self._settings())
-            self._linear, self._labels = LeaveOneOut(Symmetric(problem, MEMORY), span), index
+            problem = fit_problem(self.estimator, X, index, self.classes_, self._settings())
+            self._linear, self._labels = LeaveOneOut(Symmetric(problem, MEMORY)), index
             scores = self._scores(self._linear.of_training_points(), rng.uniform(size=len(index)))
             self._alpha = scores[np.arange(len(index)), index]
         else:
@@ -94,12 +89,12 @@ class JackknifePlusClassifier(PlusRule):
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model fitted to all points where there is one, else the mean of the n models'."""
         X = self._objects(X)
-        return super().predict_proba(X) if self._linear is None else np.exp(self._linear.log_proba(X))
+        return super().predict_proba(X) if self._linear is None else np.exp(self._linear.engine.log_proba(X))
 
     def _pooled(self, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
         if self._linear is None:
             return super()._pooled(X, uniform)
-        self._linear.log_proba(X)  # names an object that cannot be computed with
+        self._linear.engine.log_proba(X)  # names an object that cannot be computed with
         n, n_classes = len(self._labels), len(self.classes_)
         weight = pvalues.comparison_weight(self._labels, n_classes, class_conditional=self.class_conditional)
         counts = []
@@ -126,19 +121,11 @@ def is_fast(estimator: Any) -> bool:
 
 
 class LeaveOneOut:
-    """The n logistic regressions on all points but one, in the coordinates of a span where one is given."""
+    """The n logistic regressions on all points but one."""
 
-    def __init__(self, engine: Symmetric, span: Span | None = None):
-        self.engine, self.span = engine, span
+    def __init__(self, engine: Symmetric):
+        self.engine = engine
         self.theta = leave_one_out(engine.bag).theta  # (d, K, n)
-
-    def inputs(self, X: Any) -> Any:
-        """Objects as the engine takes them."""
-        return X if self.span is None else self.span.inside(X)
-
-    def log_proba(self, X: Any) -> FloatArray:
-        """Log-probabilities (m, C) of objects by the model on all points."""
-        return self.engine.log_proba(self.inputs(X))
 
     def of_training_points(self) -> FloatArray:
         """Log-probabilities (n, C) of each training point by the model without it."""
@@ -146,7 +133,7 @@ class LeaveOneOut:
 
     def __call__(self, X: Any) -> FloatArray:
         """Log-probabilities (m, n, C) of objects by all models."""
-        x = self.engine.design(self.engine.inputs(self.inputs(X)))
+        x = self.engine.design(self.engine.inputs(X))
         d, K, n = self.theta.shape
         return log_softmax((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
 

@@ -75,8 +75,8 @@ def unpack_influence(values: Values, _: Unpacker) -> Influence:
 
 
 def pack_symmetric(engine: Symmetric, _: Packer) -> Values:
-    """The problem, and where its base fit started from."""
-    return {"problem": engine.problem, "start": engine.bag.start, "memory": engine.memory}
+    """The problem, the span its inputs have coordinates in, and where its base fit started from."""
+    return {"problem": engine.problem, "start": engine.bag.start, "memory": engine.memory, "span": engine.span}
 
 
 def unpack_symmetric(cls: type[Symmetric]) -> Callable[[Values, Unpacker], Symmetric]:
@@ -85,7 +85,7 @@ def unpack_symmetric(cls: type[Symmetric]) -> Callable[[Values, Unpacker], Symme
     def unpack(values: Values, _: Unpacker) -> Symmetric:
         engine = bare(cls, values["problem"])
         require(expect(values["memory"], int) > 0, "memory")
-        engine.open(values["start"], values["memory"])
+        engine.open(values["start"], values["memory"], expect(values.get("span"), Span, type(None)))
         require(engine.bag.base.error < 1, "base fit")  # made here, and a bag without a minimum found
         return engine
 
@@ -175,7 +175,6 @@ def unpack_leave_one_out(values: Values, _: Unpacker) -> LeaveOneOut:
     """The leave-one-out models again, without finding them anew."""
     out: LeaveOneOut = object.__new__(LeaveOneOut)
     out.engine, out.theta = expect(values["engine"], Symmetric), expect(values["theta"], Tensor)
-    out.span = expect(values.get("span"), Span, type(None))
     (n, d), K = out.engine.bag.X.shape, out.engine.bag.K
     require(out.theta.shape == (d, K, n) and bool(out.theta.isfinite().all()), "leave-one-out models")
     return out

@@ -181,13 +181,13 @@ class FullOptions(ConformalClassifier):
         return final is None or is_logistic(final) or self.head is not None
 
     def _span_of(self, final: Any, X: Any) -> Span | None:
-        """The span of objects X (n, ...) where their coordinates in it do: for regressions fitted here, with an L2 penalty.
+        """The span of objects X (n, ...) where influence may take coordinates in it: for regressions fitted here, with an L2 penalty.
 
         Approximations by Kronecker products count the columns, and what is kept of a fit knows objects by their bytes, which a basis that
-        another machine makes need not give again.
+        another machine makes need not give again. The convex engines look for spans of their own.
         """
-        fitted = penalises(final, self.l2) and not self.prefit
-        literal = self.method_ != "influence" or (isinstance(self.curvature, str) and self.curvature not in KRONECKER)
+        fitted = self.method_ == "influence" and penalises(final, self.l2) and not self.prefit
+        literal = isinstance(self.curvature, str) and self.curvature not in KRONECKER
         plain = fitted and literal and isinstance(X, np.ndarray) and X.ndim == 2
         return span_of(X, turn=self.checkpoint is None) if plain else None
 

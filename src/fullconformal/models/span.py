@@ -17,52 +17,76 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
-WIDE = 64  # columns from which fewer coordinates pay
-FEWER = 3 / 4  # objects a column up to which they do
+WIDE = 64  # columns from which fewer coordinates than FEWER of them pay
+FEWER = 3 / 4
 EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which columns (d,) are ever used, and an orthonormal basis (used, r) of the objects in them; None where these do as they are."""
+    """Which columns (d,) are ever used and which bear no penalty, and an orthonormal basis (used, r) of the objects in the used ones.
 
-    used: npt.NDArray[np.bool_]
+    Without a basis the used columns are coordinates as they are. Columns without a penalty, such as that of an intercept, always are.
+    """
+
+    used: Mask
+    free: Mask
     basis: FloatArray | None = None
 
-    def inside(self, X: Any) -> FloatArray:
-        """Coordinates (m, r) in the span of objects X (m, d)."""
-        out: FloatArray = X.take(self.used.nonzero()[0], axis=1).astype(np.float64, copy=False)
-        return out if self.basis is None else out @ self.basis
+    @property
+    def r(self) -> int:
+        """Dimensions of the span."""
+        return int(self.used.sum()) if self.basis is None else self.basis.shape[1]
 
     def coordinates(self, X: Any) -> FloatArray:
-        """The same, and as the last one the length of what lies beyond it, (m, r + 1)."""
-        inside, rest = self.inside(X), X[:, ~self.used]
-        out = np.zeros((len(inside), inside.shape[1] + 1))
-        out[:, :-1] = inside
+        """Objects X (m, d) by r coordinates, the length of what lies beyond the span, and the free columns, (m, r + 1 + free)."""
+        own, beyond = (X.take(part.nonzero()[0], axis=1) for part in (self.used, ~(self.used | self.free)))
+        inside = own if self.basis is None else own @ self.basis
+        out = np.zeros((len(X), self.r + 1 + int(self.free.sum())))
+        out[:, : self.r], out[:, self.r + 1 :] = inside, X[:, self.free]
         if self.basis is not None:
-            own = X[:, self.used]
-            rest = np.hstack([rest, own - inside @ self.basis.T])
-        if rest.any():
-            out[:, -1] = lengths(rest)
-        if self.basis is not None:  # what rounding leaves of objects in the span is no length
-            out[out[:, -1] < 64 * EPS * math.sqrt(len(self.used)) * lengths(own), -1] = 0.0
+            beyond = np.hstack([beyond, own - inside @ self.basis.T])
+        if beyond.any():
+            length = lengths(beyond)
+            if self.basis is not None:  # what rounding leaves of objects in the span is no length
+                length[length < 64 * EPS * math.sqrt(len(self.used)) * lengths(own)] = 0.0
+            out[:, self.r] = length
         return out
+
+    def start(self, W: FloatArray) -> FloatArray:
+        """Weights (C, r + 1 + free) of the coordinates near weights W (C, d) of the columns."""
+        out = self.coordinates(W)
+        out[:, self.r] = 0.0
+        return out
+
+    def penalty(self, penalty: FloatArray) -> FloatArray:
+        """Λ (r + 1 + free,) of the coordinates from that of the columns (d,)."""
+        return np.append(np.full(self.r + 1, penalty.max()), penalty[self.free])
 
     def weights(self, W: FloatArray) -> FloatArray:
-        """Weights (C, d) of the columns from those of coordinates in the span, (C, r)."""
-        out = np.zeros((len(W), len(self.used)))
-        out[:, self.used] = W if self.basis is None else W @ self.basis.T
+        """Weights (C, d) of the columns from those of the coordinates (C, r + 1 + free)."""
+        out, own = np.zeros((len(W), len(self.used))), W[:, : self.r]
+        out[:, self.used] = own if self.basis is None else own @ self.basis.T
+        out[:, self.free] = W[:, self.r + 1 :]
         return out
 
 
-def span_of(X: Any, turn: bool = True) -> Span | None:
-    """The span of training objects X (n, d); None where it is no smaller than d. `turn` allows other coordinates than columns."""
-    used = np.any(X, axis=0)
+def span_of(X: Any, penalty: FloatArray | None = None, turn: bool = True) -> Span | None:
+    """The span of training objects X (n, d) whose weights have penalties Λ (d,), by default all the same; None where nothing is gained.
+
+    That is where it has as many dimensions as there are columns, and where penalties differ. `turn` allows other coordinates than columns.
+    """
+    penalty = np.ones(X.shape[1]) if penalty is None else penalty
+    free = penalty == 0
+    if free.all() or np.ptp(penalty[~free]):
+        return None
+    used = np.any(X, axis=0) & ~free
     width = int(used.sum())
     if turn and width >= WIDE and len(X) <= FEWER * width:
-        return Span(used, np.linalg.qr(X[:, used].T.astype(np.float64))[0])
-    return Span(used) if width < len(used) - 1 else None
+        return Span(used, free, np.linalg.qr(X[:, used].T.astype(np.float64))[0])
+    return Span(used, free) if width < (~free).sum() - 1 else None
 
 
 def in_span(
@@ -71,17 +95,12 @@ def in_span(
     W: FloatArray,
     penalty: FloatArray,
 ) -> tuple[FloatArray, bool]:
-    """Weights (o, i) that `fit` finds from W for inputs a (n, i) and Λ (i,), in coordinates of a's span where it has many more columns."""
-    wide = penalty > 0
-    span = span_of(a[:, wide]) if len(a) < wide.sum() and not np.ptp(penalty[wide]) else None
-    if span is None:
+    """Weights (o, i) that `fit` finds from W for inputs a (n, i) and Λ (i,), in coordinates of a's span where they are many fewer."""
+    span = span_of(a, penalty)
+    if span is None or span.r > FEWER * a.shape[1]:
         return fit(a, W, penalty)
-    inside, out = span.inside(a[:, wide]), np.empty_like(W)
-    r = inside.shape[1]
-    start = np.hstack([span.inside(W[:, wide]), W[:, ~wide]])
-    found, done = fit(np.hstack([inside, a[:, ~wide]]), start, np.append(penalty[wide][:r], penalty[~wide]))
-    out[:, wide], out[:, ~wide] = span.weights(found[:, :r]), found[:, r:]
-    return out, done
+    found, done = fit(span.coordinates(a), span.start(W), span.penalty(penalty))
+    return span.weights(found), done
 
 
 def lengths(X: Any) -> FloatArray:
