@@ -45,7 +45,7 @@ class Span:
         own, beyond = (X.take(part.nonzero()[0], axis=1) for part in (self.used, ~(self.used | self.free)))
         inside = own if self.basis is None else own @ self.basis
         out = np.zeros((len(X), self.r + 1 + int(self.free.sum())))
-        out[:, : self.r], out[:, self.r + 1 :] = inside, X[:, self.free]
+        out[:, : self.r], out[:, self.r + 1 :] = inside, X[:, self.free] if self.free.any() else 0.0
         if self.basis is not None:
             beyond = np.hstack([beyond, own - inside @ self.basis.T])
         if beyond.any():

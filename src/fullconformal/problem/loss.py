@@ -54,6 +54,6 @@ def candidate_losses(logits: Tensor) -> Tensor:
     """
     if logits.shape[-1] == 2:
         return softplus(logits.flip(-1) - logits, threshold=50)
-    top = logits.argmax(-1, keepdim=True)
-    odds = torch.logsumexp(logits.scatter(-1, top, -torch.inf), -1, keepdim=True) - logits.gather(-1, top)
-    return (torch.logsumexp(logits, -1, keepdim=True) - logits).scatter(-1, top, softplus(odds))
+    high, top = logits.max(-1, keepdim=True)
+    own = softplus(torch.logsumexp(logits.scatter(-1, top, -torch.inf), -1, keepdim=True) - high)
+    return (high - logits + own).scatter_(-1, top, own)
