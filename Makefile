@@ -37,6 +37,7 @@ bench: $(STAMP)  ## print the speed ratios and the peak memory
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/wide.py
 
 paper-small: $(STAMP)  ## the paper's tables and figures on reduced sizes, into build/paper-small; needs FULLCONFORMAL_DATA
 	$(BIN)/python -m paper.run --small --device cpu --out build/paper-small

@@ -1,6 +1,6 @@
 """Regressions on tables with more columns than points, or with columns that no point uses: coordinates of the span against the columns.
 
-    python benchmarks/wide.py               about six minutes on two cores, most of it for the columns
+    python benchmarks/wide.py               about a minute on two cores, most of it for the columns
 
 Both sides give the same p-values, which the last column says. Times are of a fit and the objects' p-values.
 """

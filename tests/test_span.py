@@ -229,6 +229,21 @@ def test_errors_name_the_column_that_was_given():
             FullConformalClassifier(method=method).fit(X, y)
 
 
+@pytest.mark.parametrize(
+    ("column", "name"), [(5, r"feature 5 \("), (3, "length in features that no training point has")]
+)
+def test_objects_far_away_are_told_by_the_columns_given(column, name):
+    X, y, objects = data()
+    objects[3] = X[0]
+    objects[3, column] = 1e200
+    with pytest.raises(ValueError, match=rf"object 3 .* too far .* its {name}.* is 1e\+200"):
+        FullConformalClassifier().fit(X, y).predict_p(objects)
+    wide_X, y, objects = wide()
+    objects[3] = 1e200 * wide_X[0]
+    with pytest.raises(ValueError, match=r"object 3 .* its coordinate \d+ \(counted from 0\) in the span"):
+        FullConformalClassifier().fit(wide_X, y).predict_p(objects)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_objects_beyond_numbers_are_told(shape):
     X, y, objects = SHAPES[shape]()

@@ -11,7 +11,7 @@ Arrays hold one bag per column, last: Θ (d, K, B), logits (n, K, B); p = d·K. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ class Change:
 class LinearBag:
     """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept.
 
-    ``start`` (d, K) may hold weights near those of the fit on Z.
+    ``start`` (d, K) may hold weights near those of the fit on Z, ``names`` (d,) what errors call the features.
     """
 
     X: Tensor
@@ -68,6 +68,7 @@ class LinearBag:
     n_classes: int
     penalty: Tensor
     start: Tensor | None = None
+    names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.X.dtype != torch.float64:
@@ -148,10 +149,14 @@ class LinearBag:
             if len(far) > 1:
                 others = f" Far away are {', '.join(map(str, far[:10]))}{' and others' * (len(far) > 10)}."
         return (
-            f"{name} lies too far from the training points for float64: its feature {j} (counted from 0, as the model sees it) is "
+            f"{name} lies too far from the training points for float64: its {self._name(j)} is "
             f"{float(change.x[j, column]):.3g}, in the training points at most {float(self.largest[j]):.3g} in size.{others} "
             "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
         )
+
+    def _name(self, j: int) -> str:
+        """A feature in words."""
+        return f"feature {j} (counted from 0, as the model sees it)" if self.names is None else self.names[j]
 
     def _wild_feature(self) -> str:
         """Which feature reaches far beyond the distances between its values, in words; empty where none does."""
@@ -166,7 +171,7 @@ class LinearBag:
         if distance[j] <= FAR:
             return ""
         return (
-            f"the logistic regression cannot be fitted in float64: feature {j} (counted from 0, as the model sees it) is "
+            f"the logistic regression cannot be fitted in float64: {self._name(j)} is "
             f"{float(self.X[(i := int(self.X[:, j].abs().argmax())), j]):.3g} at training point {i}, while half its values lie within "
             f"{float(typical[j]):.2g} of {float(centre[j]):.2g}. Look for a wrong unit or a placeholder, or standardise the features "
             f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."

@@ -54,7 +54,8 @@ class Symmetric(Differentiable):
         """The bag, whose fit on Z starts from weights (d, K), and bytes for its solvers."""
         problem, self.span, self.memory = self.problem, span, memory
         penalty = self.penalty if span is None else by_numpy(span.penalty, self.penalty)
-        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start)
+        names = None if span is None else span.names()
+        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start, names)
 
     @property
     def penalty(self) -> Tensor:

@@ -65,6 +65,20 @@ class Span:
         """Λ (r + 1 + free,) of the coordinates from that of the columns (d,)."""
         return np.append(np.full(self.r + 1, penalty.max()), penalty[self.free])
 
+    def names(self) -> list[str]:
+        """What the coordinates are, in words."""
+        own, free = (
+            [f"feature {j} (counted from 0, as the model sees it)" for j in part.nonzero()[0]]
+            for part in (self.used, self.free)
+        )
+        if self.basis is not None:
+            own = [f"coordinate {k} (counted from 0) in the span of the training points" for k in range(self.r)]
+        return [
+            *own,
+            "length in features that no training point has, or beyond the span of the training points,",
+            *free,
+        ]
+
     def weights(self, W: FloatArray) -> FloatArray:
         """Weights (C, d) of the columns from those of the coordinates (C, r + 1 + free)."""
         out, own = np.zeros((len(W), len(self.used))), W[:, : self.r]
