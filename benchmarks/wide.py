@@ -55,7 +55,7 @@ def main() -> None:
     for name, (clf, data) in CASES.items():
         work = p_values(clf, data)
         mine, short = work(), seconds(work, 3)
-        nothing: Any = {"span_of": lambda X, penalty=None, turn=True: None}
+        nothing: Any = {"span_of": lambda X, penalty=None: None}
         with (
             patch.multiple(options, **nothing),
             patch.multiple(convex, **nothing),

@@ -40,7 +40,7 @@ def both(monkeypatch, make, X, y):
     """A fitted classifier in coordinates of the span, and one that knows the columns as they are."""
     out = make().fit(X, y)
     for where in (options, convex, module):
-        monkeypatch.setattr(where, "span_of", lambda X, penalty=None, turn=True: None)
+        monkeypatch.setattr(where, "span_of", lambda X, penalty=None: None)
     return out, make().fit(X, y)
 
 
@@ -108,13 +108,13 @@ def test_objects_that_are_alike_or_nothing():
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32"])
-@pytest.mark.parametrize("turn", [False, True])
-def test_other_numbers(dtype, turn):
-    X, objects = np.zeros((1, 70)), np.zeros((2, 70))
-    X[0, 1:66] = objects[:, 1:66] = 1
+@pytest.mark.parametrize("n", [1, 40], ids=["basis", "columns"])
+def test_other_numbers(dtype, n):
+    X, objects = np.zeros((n, 70)), np.zeros((2, 70))
+    X[:, 1:66] = objects[:, 1:66] = 1
     objects[0, [0, 69]] = 1
-    out = span_of(X.astype(dtype), turn=turn).coordinates(objects.astype(dtype))
-    assert out.dtype == np.float64 and out.shape == (2, 2 if turn else 66)
+    out = span_of(X.astype(dtype)).coordinates(objects.astype(dtype))
+    assert out.dtype == np.float64 and out.shape == (2, 2 if n == 1 else 66)
     np.testing.assert_allclose(lengths(out), [67**0.5, 65**0.5], rtol=1e-14)
     np.testing.assert_allclose(out[:, -1], [2**0.5, 0], rtol=1e-14)
 
@@ -127,7 +127,7 @@ def test_lengths_that_squares_do_not_reach():
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "idle"), [(4, 3, 0), (4, 3, 1), (60, 70, 0), (20, 60, 1)], ids=["tall", "one idle", "hardly wide", "few"]
+    ("n", "d", "idle"), [(4, 3, 0), (4, 3, 1), (40, 70, 0), (20, 60, 1)], ids=["tall", "one idle", "hardly wide", "few"]
 )
 def test_where_nothing_is_gained_columns_stay_as_they_are(n, d, idle):
     X = np.random.default_rng(0).normal(size=(n, d))
@@ -181,7 +181,8 @@ def test_what_lies_beyond_the_span_is_seen(shape):
 @pytest.mark.parametrize("curvature", ["kfac", "ekfac", "last_layer_kron"])
 def test_approximations_that_count_columns_keep_them(curvature):
     X, y, _ = data()
-    assert FullConformalClassifier(method="influence", curvature=curvature, damping=0.1).fit(X, y)._span is None
+    clf = FullConformalClassifier(method="influence", curvature=curvature, damping=0.1).fit(X, y)
+    assert getattr(clf._engine, "span", None) is None
 
 
 def test_models_whose_weights_may_lie_beyond_keep_the_columns():
@@ -194,13 +195,52 @@ def test_models_whose_weights_may_lie_beyond_keep_the_columns():
     ):  # fmt: skip
         with pytest.warns():  # far from a minimum, or of none
             clf = FullConformalClassifier(method="influence", **chosen).fit(X, y)
-        assert clf._span is None, chosen
+        assert clf._engine.span is None, chosen
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_smoothing_knows_objects_as_they_were_given(monkeypatch, shape):
+    """So that an object has the same p-values in any batch."""
+    X, y, objects = SHAPES[shape]()
+    one, columns = both(monkeypatch, lambda: FullConformalClassifier(method="influence", l2=0.1, random_state=0), X, y)
+    p = one.predict_p(objects, smoothing=True)
+    np.testing.assert_array_equal(p, columns.predict_p(objects, smoothing=True))
+    np.testing.assert_array_equal(p, np.vstack([one.predict_p(part[None], smoothing=True) for part in objects]))
+
+
+def test_a_fit_that_fails_leaves_what_was_fitted():
+    X, y, objects = wide()
+    clf = FullConformalClassifier(method="influence", l2=0.1).fit(X, y)
+    p = clf.predict_p(objects)
+    other = np.random.default_rng(1).normal(size=X.shape)
+    other[:, 0] = 1e160
+    with pytest.raises(ValueError, match="column 0"):
+        clf.fit(other, y)
+    np.testing.assert_array_equal(clf.predict_p(objects), p)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e4, 1e8, 1e13, 1.7e15, 1.7e18])
+@pytest.mark.parametrize("method", ["influence", "symmetric", "split", "jackknife+"])
+def test_columns_of_another_size(monkeypatch, method, size):
+    """A large column must not drown the others: basis and length are as good in each column as it is large."""
+    X, y, objects = wide(n=40, d=120, m=20)
+    for part in (X, objects):
+        part[:, [119, 60]] *= size
+    make = {
+        "influence": lambda: FullConformalClassifier(method="influence", l2=0.1),
+        "symmetric": lambda: FullConformalClassifier(l2=0.1),
+        "split": lambda: SplitConformalClassifier(l2=0.1, random_state=0),
+        "jackknife+": lambda: JackknifePlusClassifier(l2=0.1, random_state=0),
+    }[method]
+    one, columns = both(monkeypatch, make, X, y)
+    np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-6)
+    np.testing.assert_array_equal(one.predict_epsilon(objects), columns.predict_epsilon(objects))
 
 
 def test_checkpoints_know_objects_by_their_columns(tmp_path):
     X, y, objects = wide()
     clf = FullConformalClassifier(method="influence", checkpoint=tmp_path).fit(X, y)
-    assert clf._span.basis is None
+    assert clf._engine.span is None
     np.testing.assert_array_equal(
         clf.predict_p(objects), FullConformalClassifier(method="influence").fit(X, y).predict_p(objects)
     )
@@ -223,6 +263,10 @@ def test_errors_name_the_column_that_was_given():
     objects[2, 5] = 1e39
     with pytest.raises(ValueError, match=r"1e\+39 in object 2, column 5"):
         clf.predict_p(objects)
+    narrow = X.astype("f4")
+    narrow[3, 5] = 1e25
+    with pytest.raises(ValueError, match=r"1e\+25 in column 5 .* fit in float32"):
+        FullConformalClassifier(method="influence", dtype="float32").fit(narrow, y)
     X[3, 5] = 1e200
     for method in ("influence", "symmetric"):
         with pytest.raises(ValueError, match=r"column 5 \(counted"):
@@ -244,12 +288,16 @@ def test_objects_far_away_are_told_by_the_columns_given(column, name):
         FullConformalClassifier().fit(wide_X, y).predict_p(objects)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in reduce")  # scikit-learn's, when it looks for NaN
 @pytest.mark.parametrize("shape", SHAPES)
 def test_objects_beyond_numbers_are_told(shape):
     X, y, objects = SHAPES[shape]()
-    objects[3, 5] = 1e308
-    with pytest.raises(ValueError, match=r"object 3|far"):
-        FullConformalClassifier(method="influence").fit(X, y).predict_p(objects * 1.7)
+    objects[3] = 1.7e308 * np.sign(objects[3])
+    for method in ("influence", "symmetric"):
+        with pytest.raises(ValueError, match=r"object 3 of those to be predicted"):
+            FullConformalClassifier(method=method).fit(X, y).predict_p(objects)
+    with pytest.raises(ValueError, match=r"object 3 of those to be predicted"):
+        JackknifePlusClassifier().fit(X, y).predict_set(objects)
 
 
 # The others -----------------------------------------------------------------------------------------------------------

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from fullconformal.convex.fits import Base
 
 EPS = torch.finfo(torch.float64).eps
-FEW, MORE = (
-    8,
-    100,
-)  # columns of weights for which products of all features are not worth keeping; nor making anew for each use
+FEW = 8  # columns of weights for which products of all features are not worth keeping
+MORE = 100  # and for which they are not worth making anew each time
 MEMORY = 2**28  # bytes of such products
 FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
 

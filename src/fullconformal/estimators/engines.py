@@ -19,6 +19,7 @@ from fullconformal.estimators import shards
 from fullconformal.estimators.fitting import to_tensor
 from fullconformal.estimators.shards import Fit, Work
 from fullconformal.models.fitting import alone
+from fullconformal.models.span import Span
 from fullconformal.problem import Problem
 from fullconformal.scores import tiles
 from fullconformal.scores.base import Counts, Progress, all_scores, check_far, count_scores
@@ -98,7 +99,7 @@ class Differentiable(Engine):
 
     def log_proba(self, X: Any) -> FloatArray:
         """Logarithms (m, C) of the model's probabilities."""
-        return finite_rows(problem_log_proba(self.problem, X))
+        return finite_rows(problem_log_proba(self.problem, self.inputs(X)))
 
     def precision(self, X: Any) -> float:
         """The unit of rounding of `log_proba`."""
@@ -119,6 +120,7 @@ class Influence(Differentiable):
     """The paper's approximation: one fit, one curvature, one gradient a point."""
 
     valid = False
+    span: Span | None = None  # in which the problem's inputs are coordinates
     formed: float | None = (
         None  # share of the pairs whose product the last counts took; the example of a ResNet tells it
     )
@@ -144,6 +146,15 @@ class Influence(Differentiable):
         self.name, self.damping_chosen = name, curvature.damping is None
         self.held, self.foretold = held, foretold
         self.curvature: Curvature | None = curvature
+
+    def coordinates(self, X: Any) -> Any:
+        """Objects (m, ...) as the problem knows them."""
+        return X if self.span is None else self.span.coordinates(X)
+
+    def inputs(self, X: Any) -> Tensor:
+        if self.span is not None and self.problem.X.dtype != torch.float64:
+            super().inputs(X)  # whose error names a column
+        return super().inputs(self.coordinates(X))
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -235,6 +246,6 @@ def finite_rows(log_proba: FloatArray, what: str = "to be predicted") -> FloatAr
 
 
 def problem_log_proba(problem: Problem, X: Any) -> FloatArray:
-    """Logarithms (m, C) of a model's probabilities, float64."""
-    X = to_tensor(X, problem.X.device, problem.X.dtype)
+    """Logarithms (m, C) of a model's probabilities, float64, for objects (m, ...) or tensors made of them."""
+    X = X if isinstance(X, Tensor) else to_tensor(X, problem.X.device, problem.X.dtype)
     return torch.log_softmax(problem.logits(X).double(), -1).cpu().numpy()

@@ -13,7 +13,7 @@ from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.checks import check_flag, check_weights
 from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.fitting import fit_transformer
-from fullconformal.estimators.inputs import check_squares, encode_labels, first_rows
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.estimators.large import check_stream, prefit_engine
 from fullconformal.estimators.making import make_engine
 from fullconformal.estimators.streams import Stream, is_stream
@@ -141,10 +141,6 @@ class FullConformalClassifier(FullTrust):
         if self.method_ == "influence":
             self._check_memory(final, X, len(self.classes_))
         self._input_shape = tuple(X.shape[1:])
-        self._span = self._span_of(final, X)
-        if self._span is not None:
-            check_squares(X, "float64")  # whose error names a column
-        X = self._coordinates(X, training=True)
         with progress_bar("training", bool(self.verbose)) as progress:
             settings = self._settings(progress)
             self._labels = index
@@ -154,7 +150,7 @@ class FullConformalClassifier(FullTrust):
 
     def _fit_stream(self, X: Any) -> None:
         """Fit to the pairs (object, label) that a dataset or loader yields."""
-        self.method_, self._transformer, self._span, self._recalibration = "influence", None, None, None
+        self.method_, self._transformer, self._recalibration = "influence", None, None
         for name in ("n_features_in_", "feature_names_in_", "_sample"):  # of an earlier fit to arrays
             self.__dict__.pop(name, None)
         with progress_bar("training points", bool(self.verbose)) as progress:

@@ -41,6 +41,7 @@ def pack_influence(engine: Influence, _: Packer) -> Values:
     training = exactly(Influence, engine).training
     return {
         "problem": engine.problem,
+        "span": engine.span,
         "factor": engine.curvature if isinstance(engine.curvature, CG) else training.factor,  # products are no numbers
         "loss": training.loss,
         "self_influence": training.self_influence,
@@ -57,6 +58,7 @@ def pack_influence(engine: Influence, _: Packer) -> Values:
 def unpack_influence(values: Values, _: Unpacker) -> Influence:
     """The engine again, without a factorisation."""
     engine = bare(Influence, values["problem"])
+    engine.span = expect(values.get("span"), Span, type(None))
     problem, factor, memory = engine.problem, values["factor"], expect(values["memory"], int)
     engine.curvature = factor if isinstance(factor, CG) else None
     factor = factor.factor(problem, memory // 4) if isinstance(factor, CG) else expect(factor, Factor)

@@ -14,7 +14,8 @@ from fullconformal.curvature import DenseCurvature
 from fullconformal.estimators.convex import Exact, Symmetric
 from fullconformal.estimators.curvatures import LAYERS, held_parameters, hold_fixed, trainable
 from fullconformal.estimators.engines import Engine, Influence
-from fullconformal.estimators.fitting import L2_LINEAR, Settings, fit_problem
+from fullconformal.estimators.fitting import L2_LINEAR, Settings, fit_problem, name_of
+from fullconformal.estimators.inputs import check_squares
 from fullconformal.estimators.large import fitted_engine, prefit_engine
 from fullconformal.estimators.options import NEIGHBORS, FullOptions
 from fullconformal.estimators.refits import FitScore, Neighbors, Refit, settings_of
@@ -28,6 +29,20 @@ def make_engine(
     options: FullOptions, method: str, classes: npt.NDArray[Any], final: Any, X: Any, y: npt.NDArray[np.int64], settings: Settings
 ) -> Engine:  # fmt: skip
     """The engine of a method, the model `final` fitted to objects X and label indices y (n,) where it is to be."""
+    span = options._span_of(final, X)
+    if span is None:
+        return _make_engine(options, method, classes, final, X, y, settings)
+    check_squares(X, name_of(settings.dtype or torch.float64))  # whose error names a column
+    engine = _make_engine(options, method, classes, final, span.coordinates(X), y, settings)
+    assert isinstance(engine, Influence)
+    engine.span = span
+    return engine
+
+
+def _make_engine(
+    options: FullOptions, method: str, classes: npt.NDArray[Any], final: Any, X: Any, y: npt.NDArray[np.int64], settings: Settings
+) -> Engine:  # fmt: skip
+    """The same of objects in the coordinates that the model is to have."""
     n_classes, memory = len(classes), options._memory
     if method == "exact" and isinstance(final, NEIGHBORS):
         return Neighbors(final, X, y, n_classes, memory)

@@ -168,7 +168,9 @@ class FullOptions(ConformalClassifier):
         """How the model is to be fitted."""
         # Fits must be the same when a killed run is started again.
         resumes = self.method == "exact" or self.checkpoint is not None
-        fixed = self.estimator is None or (resumes and self.random_state is None)  # that fit takes no random numbers
+        fixed = resumes and self.random_state is None
+        if self.estimator is None and type(self.random_state) is int and 0 <= self.random_state < 2**32:
+            fixed = True  # its fit takes no random numbers
         seed = 0 if fixed else int(check_random_state(self.random_state).randint(2**31))
         device, dtype = self._device(), DTYPES[self.dtype]
         return Settings(self.l2, self.prefit, self.max_epochs, device, dtype, seed, self.head, progress)
@@ -183,13 +185,12 @@ class FullOptions(ConformalClassifier):
     def _span_of(self, final: Any, X: Any) -> Span | None:
         """The span of objects X (n, ...) where influence may take coordinates in it: for regressions fitted here, with an L2 penalty.
 
-        Approximations by Kronecker products count the columns, and what is kept of a fit knows objects by their bytes, which a basis that
-        another machine makes need not give again. The convex engines look for spans of their own.
+        Approximations by Kronecker products count the columns, and checkpoints know objects by their bytes, which coordinates that another
+        machine makes need not have. The convex engines look for spans of their own.
         """
         fitted = self.method_ == "influence" and penalises(final, self.l2) and not self.prefit
-        literal = isinstance(self.curvature, str) and self.curvature not in KRONECKER
-        plain = fitted and literal and isinstance(X, np.ndarray) and X.ndim == 2
-        return span_of(X, turn=self.checkpoint is None) if plain else None
+        literal = isinstance(self.curvature, str) and self.curvature not in KRONECKER and self.checkpoint is None
+        return span_of(X) if fitted and literal and isinstance(X, np.ndarray) and X.ndim == 2 else None
 
     def _method(self, final: Any) -> str:
         """The method to take; an error where the one asked for cannot be had."""

@@ -171,7 +171,6 @@ def check_full(clf: FullConformalClassifier) -> None:
     require(bool(((labels >= 0) & (labels < n_classes)).all()), "labels")
     X, y = points(engine)
     require(np.array_equal(y, labels), "labels")
-    require(clf._span is None or clf._span.used.shape == clf._input_shape, "span")
     if clf._recalibration is not None:
         settings, fresh, index = clf._recalibration
         require(
@@ -180,7 +179,8 @@ def check_full(clf: FullConformalClassifier) -> None:
         require(bool(np.isfinite(fresh).all() and ((index >= 0) & (index < n_classes)).all()), "recalibration")
     sample = clf._sample = clf._sample if hasattr(clf, "_sample") else blank(clf)
     inputs = clf._prepare_inputs(sample)
-    if X is not None and not np.allclose(inputs, X[: len(inputs)], rtol=1e-5, atol=1e-6):
+    seen = engine.coordinates(inputs) if isinstance(engine, Influence) else inputs
+    if X is not None and not np.allclose(seen, X[: len(inputs)], rtol=1e-5, atol=1e-6):
         raise StorageError(
             "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
         )

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 
@@ -17,10 +16,9 @@ from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import warn_unreachable
 from fullconformal.estimators.checks import check_whole
 from fullconformal.estimators.engines import Engine, Query
-from fullconformal.estimators.fitting import to_tensor, transform
+from fullconformal.estimators.fitting import transform
 from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.options import SCHEMES, FullOptions
-from fullconformal.models.span import Span
 from fullconformal.report.progress import progress_bar
 from fullconformal.scores.refits import TIED
 
@@ -34,7 +32,6 @@ class FullTrust(FullOptions):
     _labels: npt.NDArray[np.int64]  # indices (n,)
     _transformer: Any
     _input_shape: tuple[int, ...]
-    _span: Span | None = None  # in which the engine's objects have their coordinates
     _recalibration: tuple[Any, Any, Any] | None  # what p-values meant, those of fresh points' labels, and these (m,)
 
     def diagnose(self) -> Diagnostics:
@@ -145,15 +142,7 @@ class FullTrust(FullOptions):
         X = X if self._transformer is None else transform(self._transformer, X)
         if tuple(X.shape[1:]) != self._input_shape:
             raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
-        return self._coordinates(X)
-
-    def _coordinates(self, X: Any, *, training: bool = False) -> Any:
-        """Objects X (m, d) as the engine takes them."""
-        if self._span is None:
-            return X
-        if self.dtype == "float32":
-            to_tensor(X, "cpu", torch.float32, training=training)  # whose error names a column
-        return self._span.coordinates(X)
+        return X
 
     def _query(self, **asked: Any) -> Query:
         return Query(SCHEMES[self.scheme], self.approximation, self.prune, work=self._work(), **asked)

@@ -37,18 +37,19 @@ class TwoClasses(Influence):
         return getattr(self, name)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        Z = self.coordinates(X)
         plain = query.approximation == "direct" and query.weight is None and query.prune == "auto"
-        small = len(X) * max(self.n, X.shape[1]) <= NUMBERS and float(np.abs(X).max()) < HUGE
+        small = len(Z) * max(self.n, Z.shape[1]) <= NUMBERS and float(np.abs(Z).max()) < HUGE
         if not plain or query.work.shared or not small:
             become_influence(self)
             return self.counts(X, query)
         if query.progress is not None:
             query.progress(len(X), len(X))
-        with blas_alone(X.shape):
-            return two_class_counts(self.bag, with_one(X), query.q)
+        with blas_alone(Z.shape):
+            return two_class_counts(self.bag, with_one(Z), query.q)
 
     def log_proba(self, X: Any) -> FloatArray:
-        z = with_one(X) @ self.bag.w
+        z = with_one(self.coordinates(X)) @ self.bag.w
         return finite_rows(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
 
     def precision(self, X: Any) -> float:

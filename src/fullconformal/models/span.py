@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fullconformal.models.logistic import blas_alone
+
 FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 WIDE = 64  # columns from which fewer coordinates than FEWER of them pay
-FEWER = 3 / 4
+FEWER = 1 / 2
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -43,17 +45,29 @@ class Span:
     def coordinates(self, X: Any) -> FloatArray:
         """Objects X (m, d) by r coordinates, the length of what lies beyond the span, and the free columns, (m, r + 1 + free)."""
         own, beyond = (X.take(part.nonzero()[0], axis=1) for part in (self.used, ~(self.used | self.free)))
-        inside = own if self.basis is None else own @ self.basis
         out = np.zeros((len(X), self.r + 1 + int(self.free.sum())))
-        out[:, : self.r], out[:, self.r + 1 :] = inside, X[:, self.free] if self.free.any() else 0.0
-        if self.basis is not None:
-            beyond = np.hstack([beyond, own - inside @ self.basis.T])
-        if beyond.any():
-            length = lengths(beyond)
-            if self.basis is not None:  # what rounding leaves of objects in the span is no length
-                length[length < 64 * EPS * math.sqrt(len(self.used)) * lengths(own)] = 0.0
-            out[:, self.r] = length
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.basis is None:
+                out[:, : self.r] = own
+            else:
+                out[:, : self.r], rest = self._turned(own.astype(np.float64, copy=False), self.basis)
+                beyond = np.hstack([beyond, rest])
+            if self.free.any():
+                out[:, self.r + 1 :] = X[:, self.free]
+            if beyond.any():
+                out[:, self.r] = lengths(beyond)
+            if not np.isfinite(out.sum()):
+                check_objects(X, out)
         return out
+
+    @staticmethod
+    def _turned(own: FloatArray, basis: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Coordinates (m, r) of objects (m, used), and what lies beyond the span (m, used), without what is but rounding."""
+        with blas_alone(own.shape):
+            inside = own @ basis
+            rest, size = own - inside @ basis.T, np.abs(own) + np.abs(inside) @ np.abs(basis).T
+        rest[np.abs(rest) < 64 * EPS * math.sqrt(len(basis)) * size] = 0.0
+        return inside, rest
 
     def start(self, W: FloatArray) -> FloatArray:
         """Weights (C, r + 1 + free) of the coordinates near weights W (C, d) of the columns."""
@@ -87,10 +101,10 @@ class Span:
         return out
 
 
-def span_of(X: Any, penalty: FloatArray | None = None, turn: bool = True) -> Span | None:
+def span_of(X: Any, penalty: FloatArray | None = None) -> Span | None:
     """The span of training objects X (n, d) whose weights have penalties Λ (d,), by default all the same; None where nothing is gained.
 
-    That is where it has as many dimensions as there are columns, and where penalties differ. `turn` allows other coordinates than columns.
+    That is where it has about as many dimensions as there are columns, and where penalties differ.
     """
     penalty = np.ones(X.shape[1]) if penalty is None else penalty
     free = penalty == 0
@@ -98,8 +112,15 @@ def span_of(X: Any, penalty: FloatArray | None = None, turn: bool = True) -> Spa
         return None
     used = np.any(X, axis=0) & ~free
     width = int(used.sum())
-    if turn and width >= WIDE and len(X) <= FEWER * width:
-        return Span(used, free, np.linalg.qr(X[:, used].T.astype(np.float64))[0])
+    if width >= WIDE and len(X) <= FEWER * width:
+        own = X[:, used].astype(np.float64)
+        order, basis = (
+            np.abs(own).max(axis=0).argsort()[::-1],
+            np.empty((width, len(X))),
+        )  # small columns survive large ones only behind them
+        with blas_alone(own.shape):
+            basis[order] = np.linalg.qr(own[:, order].T)[0]
+        return Span(used, free, basis)
     return Span(used, free) if width < (~free).sum() - 1 else None
 
 
@@ -115,6 +136,17 @@ def in_span(
         return fit(a, W, penalty)
     found, done = fit(span.coordinates(a), span.start(W), span.penalty(penalty))
     return span.weights(found), done
+
+
+def check_objects(X: Any, coordinates: FloatArray) -> None:
+    """Raise where coordinates (m, ...) of objects X (m, d) are no numbers."""
+    odd = ~np.isfinite(coordinates).all(axis=1)
+    if odd.any():
+        row = int(odd.argmax())
+        raise ValueError(
+            f"object {row} of those to be predicted (counted from 0) holds values up to {np.abs(X[row]).max():.3g} in size, which overflow "
+            "float64. Look for a wrong unit or a placeholder, and leave such objects out or clip them."
+        )
 
 
 def lengths(X: Any) -> FloatArray:
