@@ -180,6 +180,32 @@ def test_a_residual_network_gives_the_same_p_values(curvature):
     assert np.abs(p[0] - p[1]).max() < 1e-9
 
 
+@pytest.mark.parametrize("method", ["influence", "symmetric", "exact"])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_wide_tables_give_the_same_p_values(method, n_classes, tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 90)), np.arange(30) % n_classes
+    p = []
+    for device in ("cpu", "cuda"):
+        clf = FullConformalClassifier(method=method, l2=0.1, device=device).fit(X[:30], y)
+        p.append(clf.predict_p(X[30:]))
+        assert clf._engine.span.r == 30
+    assert np.array_equal(*p)
+    clf.save(tmp_path / "it")
+    assert np.array_equal(load(tmp_path / "it").predict_p(X[30:]), p[1])
+
+
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_heads_on_many_features_give_the_same_p_values(method):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 5)), np.arange(30) % 3
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 90), nn.Tanh(), nn.Linear(90, 3)).double()
+    options = {"prefit": True, "l2": 0.1, "method": method, "head": "auto"}
+    p = [FullConformalClassifier(net, device=d, **options).fit(X[:30], y).predict_p(X[30:]) for d in ("cpu", "cuda")]
+    assert np.array_equal(*p)
+
+
 def test_ekfac_keeps_to_its_memory_budget():
     """700,000 parameters and 4,000 points: rows of 5.6 GB in half precision, 2 GiB for all."""
     rng, budget = np.random.default_rng(0), 2.0
