@@ -8,11 +8,13 @@ import subprocess
 import sys
 from functools import partial, reduce
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
 from sklearn.compose import ColumnTransformer
@@ -37,6 +39,7 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 from torch import nn
+from typing_extensions import TypeAliasType
 
 import fullconformal
 from fullconformal import (
@@ -52,6 +55,7 @@ from fullconformal.curvature import Hessian
 from fullconformal.estimators import saving
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.storage import container
+from fullconformal.storage.values import conforms
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
@@ -682,3 +686,12 @@ def test_storage_has_no_way_to_run_what_a_file_says():
         assert not re.search(
             r"import pickle|joblib|torch\.load|(?<![.\w])(eval|exec)\(|__import__", path.read_text()
         ), path
+
+
+def test_array_types_by_a_named_alias():
+    """From Python 3.12 on NDArray may be one, which is no generic of np.ndarray."""
+    scalar = TypeVar("scalar", bound=np.generic)
+    alias = TypeAliasType("alias", np.ndarray[tuple, np.dtype[scalar]], type_params=(scalar,))
+    for hint in (alias[np.float64], NDArray[np.float64]):
+        assert conforms(np.zeros(2), hint) and not conforms(np.zeros(2, dtype=bool), hint) and not conforms([0.0], hint)
+        assert conforms(None, hint | None) and conforms([np.zeros(2)], list[hint]) and not conforms([None], list[hint])

@@ -226,6 +226,8 @@ def exactly(cls: type, value: Any) -> Any:
 def conforms(value: Any, hint: Any) -> bool:
     """Whether a value is of an annotated type: classes, unions of them, lists and arrays."""
     origin = typing.get_origin(hint)
+    if hasattr(origin, "__value__"):  # a named alias with arguments, which NDArray is in some versions of NumPy
+        return conforms(value, origin.__value__[typing.get_args(hint)])
     if origin in (typing.Union, types.UnionType):
         return any(conforms(value, part) for part in typing.get_args(hint))
     if origin is list:
