@@ -105,7 +105,13 @@ def test_fit_and_prediction_keep_to_the_memory_budget(low):
     X, y = rng.normal(size=(220, 3, 8, 8)).astype(np.float32), rng.integers(0, 10, 200)
     with Live() as live:
         clf = FullConformalClassifier(
-            resnet18(8), prefit=True, curvature="ekfac", damping=1.0, memory_budget=budget, dtype="float32"
+            resnet18(8),
+            prefit=True,
+            curvature="ekfac",
+            damping=1.0,
+            memory_budget=budget,
+            dtype="float32",
+            device="cpu",
         ).fit(X[:200], y)
         training = clf._engine.training
         assert training.problem.n * training.problem.p * 4 > budget * GIB

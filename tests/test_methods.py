@@ -110,7 +110,7 @@ def test_head_is_a_logistic_regression_on_frozen_features():
         )
     plain = FullConformalClassifier(l2=0.02).fit(features, y)
     for head in ("fc", "auto"):
-        clf = FullConformalClassifier(net, head=head, prefit=True, l2=0.02).fit(X, y)
+        clf = FullConformalClassifier(net, head=head, prefit=True, l2=0.02, device="cpu").fit(X, y)
         assert clf.method_ == "symmetric"
         assert np.array_equal(clf.predict_p(Xt), plain.predict_p(objects))
         assert np.abs(clf.predict_proba(Xt) - plain.predict_proba(objects)).max() < 1e-9
