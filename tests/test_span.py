@@ -1,5 +1,7 @@
 """Objects in coordinates of the training objects' span: scores are those of the columns as they are."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,7 @@ def test_weights_of_columns_give_the_same_logits():
     np.testing.assert_allclose(objects @ span.weights(W).T, span.coordinates(objects) @ W.T, rtol=1e-12, atol=1e-12)
     assert not span.weights(W)[:, IDLE].any()
     np.testing.assert_allclose(span.start(span.weights(W)), W, rtol=1e-12, atol=1e-13)
+    assert span.coordinates(objects)[2:, -1].all() and not span.start(objects)[:, -1].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -142,15 +145,20 @@ def test_where_nothing_is_gained_columns_stay_as_they_are(n, d, idle):
 @pytest.mark.parametrize("method", ["influence", "symmetric", "exact"])
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_p_values_are_those_of_the_columns_as_they_are(monkeypatch, shape, n_classes, method, scheme):
+@pytest.mark.parametrize("built_in", [True, False])
+def test_p_values_are_those_of_the_columns_as_they_are(monkeypatch, built_in, shape, n_classes, method, scheme):
     if (method, scheme) == ("exact", "studentized"):
         scheme = "deleted"  # a studentized score is no refit
     X, y, objects = SHAPES[shape](n_classes)
-    estimator = LogisticRegression(C=2.0 if shape == "columns" else 0.1)
-    one, columns = both(monkeypatch, lambda: FullConformalClassifier(estimator, method=method, scheme=scheme), X, y)
-    assert width(columns) == X.shape[1] + 1 and width(one) == (7 if shape == "columns" else 26)
-    np.testing.assert_array_equal(one.predict_p(objects), columns.predict_p(objects))
+    options = {"method": method, "scheme": scheme}
+    if built_in:  # of two classes with an engine of its own
+        options["l2"] = 0.1
+    else:
+        options["estimator"] = LogisticRegression(C=2.0 if shape == "columns" else 0.1)
+    one, columns = both(monkeypatch, lambda: FullConformalClassifier(**options), X, y)
     np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)
+    np.testing.assert_array_equal(one.predict_p(objects), columns.predict_p(objects))
+    assert width(columns) == X.shape[1] + 1 and width(one) == (7 if shape == "columns" else 26)
 
 
 @pytest.mark.parametrize("approximation", ["direct", "indirect", "newton"])
@@ -247,9 +255,14 @@ def test_checkpoints_know_objects_by_their_columns(tmp_path):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("make", [FullConformalClassifier, JackknifePlusClassifier])
-def test_saved_and_loaded(tmp_path, make, shape):
-    X, y, objects = SHAPES[shape]()
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize(
+    "make",
+    [FullConformalClassifier, partial(FullConformalClassifier, method="influence"), JackknifePlusClassifier],
+    ids=["symmetric", "influence", "jackknife+"],
+)
+def test_saved_and_loaded(tmp_path, make, n_classes, shape):
+    X, y, objects = SHAPES[shape](n_classes)
     X *= 1e8  # beside which what rounding leaves beyond the span is not small
     clf = make(l2=1e17).fit(X, y)
     clf.save(tmp_path / "span.safetensors")

@@ -113,11 +113,8 @@ def span_of(X: Any, penalty: FloatArray | None = None) -> Span | None:
     used = np.any(X, axis=0) & ~free
     width = int(used.sum())
     if width >= WIDE and len(X) <= FEWER * width:
-        own = X[:, used].astype(np.float64)
-        order, basis = (
-            np.abs(own).max(axis=0).argsort()[::-1],
-            np.empty((width, len(X))),
-        )  # small columns survive large ones only behind them
+        own, basis = X[:, used].astype(np.float64), np.empty((width, len(X)))
+        order = np.abs(own).max(axis=0).argsort()[::-1]  # small columns survive large ones only behind them
         with blas_alone(own.shape):
             basis[order] = np.linalg.qr(own[:, order].T)[0]
         return Span(used, free, basis)
