@@ -712,3 +712,10 @@ def test_another_number_of_columns_is_told_with_what_to_do(kind):
             ValueError, match=r"X has \d features, but .* 4 features as input\. Give the columns that fit was"
         ):
             clf.predict_set(wrong)
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 2**32, 0.5])
+def test_seeds_that_are_none(seed):
+    """Also where the fit takes no random numbers."""
+    with pytest.raises(ValueError, match=r"[Ss]eed"):
+        FullConformalClassifier(random_state=seed).fit(X, Y)

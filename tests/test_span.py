@@ -280,6 +280,8 @@ def test_errors_name_the_column_that_was_given():
     narrow[3, 5] = 1e25
     with pytest.raises(ValueError, match=r"1e\+25 in column 5 .* fit in float32"):
         FullConformalClassifier(method="influence", dtype="float32").fit(narrow, y)
+    with pytest.raises(ValueError, match=r"1e\+25 in column 5 .* fit in float32"):
+        FullConformalClassifier(dtype="float32").fit(narrow.astype("f8"), y)
     X[3, 5] = 1e200
     for method in ("influence", "symmetric"):
         with pytest.raises(ValueError, match=r"column 5 \(counted"):
@@ -297,8 +299,13 @@ def test_objects_far_away_are_told_by_the_columns_given(column, name):
         FullConformalClassifier().fit(X, y).predict_p(objects)
     wide_X, y, objects = wide()
     objects[3] = 1e200 * wide_X[0]
-    with pytest.raises(ValueError, match=r"object 3 .* its coordinate \d+ \(counted from 0\) in the span"):
+    with pytest.raises(
+        ValueError, match=r"object 3 .* its coordinate \d+ in the training points' span, .* feature \d+ "
+    ):
         FullConformalClassifier().fit(wide_X, y).predict_p(objects)
+    wide_X[3, 33] = 1e25
+    with pytest.raises(ValueError, match=r"cannot be fitted .* coordinate \d+ .* feature 33 \(.* at training point 3"):
+        FullConformalClassifier().fit(wide_X, y)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce")  # scikit-learn's, when it looks for NaN

@@ -194,7 +194,7 @@ def check_squares(X: Any, dtype: str) -> None:
         return
     numbers = X.ravel(order="K")
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.einsum("i,i->", numbers, numbers)):
+        if np.einsum("i,i->", numbers, numbers) <= np.finfo(dtype).max:
             return
     at = [int(i) for i in np.unravel_index(int(np.abs(X).argmax()), X.shape)]
     value, most = float(X[tuple(at)]), float(np.finfo(dtype).max / X.size) ** 0.5

@@ -63,7 +63,7 @@ class Span:
     @staticmethod
     def _turned(own: FloatArray, basis: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Coordinates (m, r) of objects (m, used), and what lies beyond the span (m, used), without what is but rounding."""
-        with blas_alone(own.shape):
+        with blas_alone(own.T.shape):
             inside = own @ basis
             rest, size = own - inside @ basis.T, np.abs(own) + np.abs(inside) @ np.abs(basis).T
         rest[np.abs(rest) < 64 * EPS * math.sqrt(len(basis)) * size] = 0.0
@@ -86,7 +86,11 @@ class Span:
             for part in (self.used, self.free)
         )
         if self.basis is not None:
-            own = [f"coordinate {k} (counted from 0) in the span of the training points" for k in range(self.r)]
+            largest = np.abs(self.basis).argmax(axis=0)
+            own = [
+                f"coordinate {k} in the training points' span, for the most part {own[j]},"
+                for k, j in enumerate(largest)
+            ]
         return [
             *own,
             "length in features that no training point has, or beyond the span of the training points,",
@@ -115,7 +119,7 @@ def span_of(X: Any, penalty: FloatArray | None = None) -> Span | None:
     if width >= WIDE and len(X) <= FEWER * width:
         own, basis = X[:, used].astype(np.float64), np.empty((width, len(X)))
         order = np.abs(own).max(axis=0).argsort()[::-1]  # small columns survive large ones only behind them
-        with blas_alone(own.shape):
+        with blas_alone(own.T.shape):
             basis[order] = np.linalg.qr(own[:, order].T)[0]
         return Span(used, free, basis)
     return Span(used, free) if width < (~free).sum() - 1 else None
