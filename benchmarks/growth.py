@@ -24,7 +24,7 @@ from problems import DAMPING, L2, synthetic
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.data import Dataset
 from fullconformal.models import mlp
-from fullconformal.models.fitting import train
+from fullconformal.models.training import train
 
 RESULTS = Path(__file__).parent / "results"
 POINTS, FEW = 2000, 5
@@ -53,7 +53,7 @@ def main(sizes: list[int]) -> None:
 
 def point(net: torch.nn.Module, data: Dataset, n: int) -> dict[str, float]:
     """Seconds a test point with a bag of n points, pruned and not, and the share of products formed."""
-    from fullconformal.scores.pruned import pruned_counts
+    from fullconformal.influence.pruned import pruned_counts
 
     clf = FullConformalClassifier(
         net, prefit=True, method="influence", l2=L2, damping=DAMPING, prune=True, device="cpu"

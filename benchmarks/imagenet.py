@@ -177,8 +177,8 @@ def sizes(n: int, d: int, n_classes: int, m: int, device: str) -> None:
 
 def tune(clf: FullConformalClassifier, X: np.ndarray) -> None:
     """Each step alone on a batch of 128, and the kernel with other tiles. Reaches inside: this is for who works on the kernels."""
-    from fullconformal.scores import kernels
-    from fullconformal.scores.layer_counts import last_layer_counts
+    from fullconformal.last_layer import kernels
+    from fullconformal.last_layer.counts import last_layer_counts
 
     engine = clf._engine
     bag = engine.bag

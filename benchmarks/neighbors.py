@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.spatial.distance import cdist
 
-from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
+from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 
 SIZES = (250, 500, 1000, 2000, 4000)
 M, C, D, K, H = 20, 3, 10, 5, 1.0

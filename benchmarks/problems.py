@@ -21,9 +21,9 @@ from torch import nn
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import dense, ggn
 from fullconformal.data import Dataset, load_cifar10, load_mnist
-from fullconformal.estimators import engines
+from fullconformal.methods import engines
 from fullconformal.models import Autoencoder, paper_network
-from fullconformal.models.fitting import train
+from fullconformal.models.training import train
 
 L2, DAMPING = 1e-5, 0.01  # the paper's
 DIGITS = tuple(map(str, range(10)))

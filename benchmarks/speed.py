@@ -19,10 +19,10 @@ from torch.func import functional_call, hessian
 
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import GGN, Hessian
+from fullconformal.influence.pruned import pruned_counts
 from fullconformal.models import mlp
-from fullconformal.models.fitting import train
+from fullconformal.models.training import train
 from fullconformal.problem import Problem, flat
-from fullconformal.scores.pruned import pruned_counts
 
 
 def paper_loop_pair(loss_i: torch.Tensor, g_i: torch.Tensor, ghat: torch.Tensor, Hinv: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,9 @@ import numpy as np
 from measure import console, seconds, show
 
 from fullconformal import FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.estimators import convex, options
-from fullconformal.models import span
+from fullconformal.estimators import options
+from fullconformal.linear import span
+from fullconformal.methods import convex
 
 
 def normal(n: int, d: int, n_classes: int, m: int) -> tuple[Any, Any, Any]:

@@ -15,13 +15,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fullconformal import (
-    ConformalWarning,
-    CVPlusClassifier,
-    FullConformalClassifier,
-    SplitConformalClassifier,
-    compare,
-)
+from fullconformal import ConformalWarning, CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, compare
 
 X, y = load_breast_cancer(return_X_y=True)
 X, X_test, y, y_test = train_test_split(X, y, test_size=269, random_state=0, stratify=y)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fullconformal.models.fitting import NotFinite, Progress
+from fullconformal.losses.base import NotFinite
+from fullconformal.models.training import Progress
 from paper.recipe import Job, Loss, Recipe, Trained, cross_entropies
 
 

@@ -13,15 +13,15 @@ import torch
 from scipy.stats import kendalltau
 
 from fullconformal import FullConformalClassifier, metrics
-from fullconformal.convex import Change, LinearBag, at_points, margin, refit
 from fullconformal.curvature import GGN
 from fullconformal.data import make_synthetic
+from fullconformal.influence.direct import direct
+from fullconformal.influence.indirect import indirect
+from fullconformal.influence.prepared import prepare
+from fullconformal.influence.scores import all_scores
+from fullconformal.linear import Change, LinearBag, at_points, margin, refit
 from fullconformal.models import linear
 from fullconformal.problem import Problem
-from fullconformal.scores.base import all_scores
-from fullconformal.scores.direct import direct
-from fullconformal.scores.indirect import indirect
-from fullconformal.scores.training import prepare
 from fullconformal.sets import prediction_sets
 from paper.config import Synthetic
 

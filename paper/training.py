@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fullconformal.models import paper_network
-from fullconformal.models.fitting import Progress, polish
+from fullconformal.models.training import Progress, polish
 from paper.config import Real, key
 from paper.inputs import Inputs
 from paper.recipe import Job, Recipe, Trained, hold_out, weights_only

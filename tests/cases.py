@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, Dual, Hessian
+from fullconformal.curvature import EKFAC, GGN, KFAC, Dual, Hessian
 from fullconformal.models import linear, mlp
 
 CURVATURES = {
     "ggn": GGN,
     "hessian": Hessian,
-    "block": BlockGGN,
     "kfac": KFAC,
     "ekfac": EKFAC,
     "dual": Dual,
-    "cg": partial(CG, tolerance=1e-12),
 }
 DENSE = ("ggn", "hessian")
 

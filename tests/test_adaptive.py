@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import label_score
 
-from fullconformal.scores.adaptive import LAMBDAS, SCORES, aps, ranks, raps, score_labels, threshold, tune_raps
+from fullconformal.conformity import LAMBDAS, SCORES, aps, ranks, raps, score_labels, threshold, tune_raps
 
 # Small whole numbers make ties and zeros common; 2 to 6 labels, a few objects.
 weights = st.integers(2, 6).flatmap(

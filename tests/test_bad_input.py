@@ -29,8 +29,8 @@ from fullconformal import (
 )
 from fullconformal.curvature import GGN, CurvatureError
 from fullconformal.diagnostics import Diagnostics
+from fullconformal.losses.base import NotFinite
 from fullconformal.models import mlp
-from fullconformal.models.fitting import NotFinite
 from fullconformal.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")

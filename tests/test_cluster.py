@@ -18,10 +18,11 @@ from driver import N, X, fitted, run
 from sklearn.datasets import make_classification
 
 from fullconformal import ClusterError, FullConformalClassifier
-from fullconformal.estimators import fitting, making, shards
-from fullconformal.scores import tasks
-from fullconformal.scores.checkpoint import Parts
-from fullconformal.scores.tasks import Patience, finished
+from fullconformal.influence import shards
+from fullconformal.methods import fitting, making
+from fullconformal.runtime import tasks
+from fullconformal.runtime.checkpoint import Parts
+from fullconformal.runtime.tasks import Patience, finished
 
 PAUSE = 0.05  # a pass through the model; a part has several
 

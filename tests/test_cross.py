@@ -12,8 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fullconformal import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
-from fullconformal.convex import CONVERGED, LinearBag, leave_one_out
-from fullconformal.scores.adaptive import SCORES
+from fullconformal.conformity import SCORES
+from fullconformal.linear import CONVERGED, LinearBag, leave_one_out
 
 RAPS = {"k_reg": 1, "lambda_reg": 0.1}
 LEVELS = (0.5, 0.8, 0.9, 0.95)

@@ -8,14 +8,14 @@ from torch import nn
 
 from fullconformal import FullConformalClassifier, load
 from fullconformal.curvature.dense import factorise
+from fullconformal.influence.direct import direct
+from fullconformal.influence.indirect import indirect
+from fullconformal.influence.newton import newton
+from fullconformal.influence.prepared import prepare
+from fullconformal.influence.pruned import pruned_counts
+from fullconformal.influence.scores import count_scores
 from fullconformal.models import Autoencoder, cnn, mlp
 from fullconformal.problem import Problem
-from fullconformal.scores.base import count_scores
-from fullconformal.scores.direct import direct
-from fullconformal.scores.indirect import indirect
-from fullconformal.scores.newton import newton
-from fullconformal.scores.pruned import pruned_counts
-from fullconformal.scores.training import prepare
 from paper.recipe import Job, Recipe, hold_out, squared_errors
 from paper.stacked import train_stacked
 

@@ -6,10 +6,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fullconformal import FullConformalClassifier
+from fullconformal.last_layer import counts as layer_counts
+from fullconformal.last_layer.bag import Passing
+from fullconformal.last_layer.counts import has_kernels, last_layer_counts
 from fullconformal.models import mlp
-from fullconformal.scores import layer_counts
-from fullconformal.scores.last_layer import Passing
-from fullconformal.scores.layer_counts import has_kernels, last_layer_counts
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
@@ -27,7 +27,7 @@ def quarters(*shape, seed, top=8):
 @pytest.mark.parametrize("n_classes", [3, 128, 200])
 @pytest.mark.parametrize("prune", [True, False])
 def test_the_kernel_counts_what_its_definition_says(tile, n_classes, prune):
-    from fullconformal.scores import kernels
+    from fullconformal.last_layer import kernels
 
     n, m = 1024, 19
     b = quarters(n, seed=0, top=200).sort().values

@@ -22,9 +22,9 @@ from fullconformal.curvature.dense import (
 )
 from fullconformal.curvature.linear import PORTION, linear_curvature
 from fullconformal.curvature.structured import add_gram
+from fullconformal.influence.prepared import rounding
 from fullconformal.models import linear
 from fullconformal.problem import Problem, flat, in_contrasts
-from fullconformal.scores.training import rounding
 
 
 def order(problem, oracle):

@@ -11,7 +11,7 @@ from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
-from fullconformal.convex import (
+from fullconformal.linear import (
     Change,
     NoMinimiser,
     at_points,
@@ -25,10 +25,10 @@ from fullconformal.convex import (
     residual,
     second,
 )
-from fullconformal.convex.hessian import hessian
-from fullconformal.convex.loss import range_of
+from fullconformal.linear.exact import _steps, exact_counts
+from fullconformal.linear.hessian import hessian
+from fullconformal.losses.relative import range_of
 from fullconformal.pvalues import comparison_weight, p_values
-from fullconformal.scores.exact import _steps, exact_counts
 
 
 def p_exact(X, y, C, penalty, X_test, q, weight=None, **options):

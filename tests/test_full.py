@@ -20,9 +20,9 @@ from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.diagnostics import leverages
+from fullconformal.losses import SOFTMAX
 from fullconformal.models import mlp
-from fullconformal.problem import flat, softmax_curvature
+from fullconformal.problem import flat
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
@@ -251,8 +251,8 @@ def test_leverages_are_those_of_the_matrices(two, three):
         training = FullConformalClassifier(method="influence").fit(*data[:2])._engine.training
         f, J = training.problem.jacobian(training.problem.X)
         A = flat(J) @ training.factor.solve(flat(J).flatten(0, 1)).view_as(flat(J)).mT
-        top = torch.linalg.eigvals(softmax_curvature(f) @ A).real.amax(1)
-        ours = leverages(training.loss, training.self_influence)
+        top = torch.linalg.eigvals(SOFTMAX.curvature(f) @ A).real.amax(1)
+        ours = SOFTMAX.leverage(training.loss, training.self_influence)
         assert (ours <= top + 1e-12).all()
         assert not exact or (ours - top).abs().max() < 1e-9
 

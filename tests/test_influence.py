@@ -13,18 +13,19 @@ from oracles import Oracle, algorithm_2, newton_digits, newton_scores
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.estimators.fitting import minimise
+from fullconformal.influence import pruned as pruning
+from fullconformal.influence import windows
+from fullconformal.influence.direct import direct
+from fullconformal.influence.halved import Halved, counts_by_halves
+from fullconformal.influence.indirect import indirect
+from fullconformal.influence.newton import newton, removal
+from fullconformal.influence.prepared import prepare
+from fullconformal.influence.pruned import pruned_counts
+from fullconformal.influence.scores import all_scores, candidate_gradients, count_excess, count_scores
+from fullconformal.losses import SOFTMAX
+from fullconformal.methods.fitting import minimise
 from fullconformal.models import linear, mlp
-from fullconformal.problem import Problem, flat, softmax_curvature
-from fullconformal.scores import pruned as pruning
-from fullconformal.scores import windows
-from fullconformal.scores.base import all_scores, candidate_gradients, count_excess, count_scores
-from fullconformal.scores.direct import direct
-from fullconformal.scores.halved import Halved, counts_by_halves
-from fullconformal.scores.indirect import indirect
-from fullconformal.scores.newton import newton, removal
-from fullconformal.scores.pruned import pruned_counts
-from fullconformal.scores.training import prepare
+from fullconformal.problem import Problem, flat
 
 SCORERS = {"direct": direct, "indirect": indirect}
 Q = st.sampled_from([0.0, 0.5, 1.0])
@@ -123,7 +124,7 @@ def test_a_removal_beyond_leverage_one_makes_a_point_nonconforming():
         assert torch.logsumexp(moved, -1) - moved[:, 0] > 10
         gentle = removal(A / 4, f, r, q)  # 2/3: below one
         expected = (
-            2 * r if q == 0 else torch.linalg.pinv(softmax_curvature(f)) @ (((1 - 2 / 3) ** -q - 1) * r[..., None])
+            2 * r if q == 0 else torch.linalg.pinv(SOFTMAX.curvature(f)) @ (((1 - 2 / 3) ** -q - 1) * r[..., None])
         )
         assert (gentle - expected[..., 0]).abs().max() < 1e-12
 
@@ -216,7 +217,7 @@ def test_windows_hold_little_more_than_the_points_that_need_their_product():
     alpha, tau = all_scores(direct, training, Xt, 1.0)
     b, sigma = training.loss + training.self_influence, training.self_influence.sqrt()
     logits, J = problem.jacobian(Xt)
-    rho = training.factor.influence(flat(candidate_gradients(J, logits)).flatten(0, 1))[0].sqrt()
+    rho = training.factor.influence(flat(candidate_gradients(SOFTMAX, J, logits)).flatten(0, 1))[0].sqrt()
     needed = ((b - tau.reshape(-1, 1)).abs() <= sigma * rho[:, None]).double().mean()
     found = windows.windowed_counts(training, Xt, 1.0)
     assert needed <= found.touched < 2 * needed < 0.02

@@ -5,9 +5,10 @@ import pytest
 import torch
 from interpreter import interpret
 
-from fullconformal.scores import kernels, layer_counts
-from fullconformal.scores.last_layer import Passing
-from fullconformal.scores.layer_counts import last_layer_counts
+from fullconformal.last_layer import counts as layer_counts
+from fullconformal.last_layer import kernels
+from fullconformal.last_layer.bag import Passing
+from fullconformal.last_layer.counts import last_layer_counts
 
 
 def quarters(*shape, seed, top=8):

@@ -5,18 +5,19 @@ import pytest
 import torch
 from cases import CURVATURES, MODELS, ResNet, draw
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
+from fullconformal.curvature.block import module_slices
 from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, CurvatureError, Dual
-from fullconformal.curvature.base import Halves, softmax_root
-from fullconformal.curvature.block import module_slices
+from fullconformal.curvature.base import Halves
 from fullconformal.curvature.kronecker import Part, kronecker_factors
 from fullconformal.curvature.layers import Layer, Place, read_layers
+from fullconformal.influence import halved as halved_module
+from fullconformal.influence.halved import Halved
+from fullconformal.losses import SOFTMAX
 from fullconformal.models import mlp
-from fullconformal.problem import Problem, flat, softmax_curvature
-from fullconformal.scores import halved as halved_module
-from fullconformal.scores.halved import Halved
+from fullconformal.problem import Problem, flat
 
 
 def dense(factor, problem):
@@ -146,8 +147,8 @@ def test_free_parameters_are_damped_by_next_to_nothing(curvature):
 
 def test_the_softmax_root_squares_to_the_curvature():
     logits = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    B = softmax_root(logits)
-    assert (B @ B.mT - softmax_curvature(logits)).abs().max() < 1e-15
+    B = SOFTMAX.root(logits)
+    assert (B @ B.mT - SOFTMAX.curvature(logits)).abs().max() < 1e-15
 
 
 @pytest.mark.parametrize(

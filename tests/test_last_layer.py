@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fullconformal.curvature.base import CurvatureError
-from fullconformal.scores import layer_counts
-from fullconformal.scores.last_layer import Passing, kronecker_factors
-from fullconformal.scores.layer_counts import last_layer_counts
+from fullconformal.last_layer import counts as layer_counts
+from fullconformal.last_layer.bag import Passing, kronecker_factors
+from fullconformal.last_layer.counts import last_layer_counts
 
 SCHEMES = [0.0, 0.5, 1.0]
 PENALTIES = {"none": (0.0, 0.0), "all": (0.05, 0.05), "bias free": (0.05, 0.0), "bias only": (0.0, 0.1)}

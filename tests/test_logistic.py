@@ -8,10 +8,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils._param_validation import InvalidParameterError
 
 from fullconformal import FullConformalClassifier
-from fullconformal.estimators import fitting
+from fullconformal.losses.base import NotFinite
+from fullconformal.methods import fitting
 from fullconformal.models import linear
 from fullconformal.models.adapters import read
-from fullconformal.models.fitting import NotFinite
 from fullconformal.models.logistic import fit_softmax
 from fullconformal.problem import Problem, in_contrasts
 

@@ -13,9 +13,9 @@ from fullconformal.curvature.dense import IN_PLACE, MANY, factorise
 from fullconformal.curvature.kronecker import Basis, LayerHalves, Part, kronecker_factors
 from fullconformal.curvature.layers import positions, read_layers
 from fullconformal.curvature.linear import PORTION, TEMPORARY, linear_curvature
+from fullconformal.influence.halved import Halved, counts_by_halves
 from fullconformal.models import linear
 from fullconformal.problem import Problem, in_contrasts
-from fullconformal.scores.halved import Halved, counts_by_halves
 
 GIB = 2**30
 

@@ -23,11 +23,11 @@ from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.curvature import GGN
-from fullconformal.estimators import refits
-from fullconformal.estimators.convex import symmetric_seconds
+from fullconformal.methods import probability as refits
+from fullconformal.methods.convex import symmetric_seconds
+from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
-from fullconformal.models.fitting import threads
-from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
+from fullconformal.runtime.threads import threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 

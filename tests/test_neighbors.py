@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KernelDensity as ScikitKernelDensity
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier
 from fullconformal.pvalues import comparison_weight
-from fullconformal.scores.neighbors import KernelDensity, NearestNeighbors
 
 EPS = np.finfo(float).eps
 

@@ -6,20 +6,11 @@ from cases import MODELS, draw
 from torch import nn
 from torch.func import grad, jacrev
 
+from fullconformal.losses import SOFTMAX
 from fullconformal.models import linear, mlp
-from fullconformal.problem import (
-    Problem,
-    candidate_losses,
-    contract,
-    contrasts_of,
-    flat,
-    full_precision,
-    in_contrasts,
-    losses,
-    residuals,
-    squared_norms,
-)
+from fullconformal.problem import Problem, contract, contrasts_of, flat, in_contrasts, squared_norms
 from fullconformal.problem.contrasts import contrasts
+from fullconformal.runtime.precision import full_precision
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -32,13 +23,16 @@ def test_gradients_and_jacobians_equal_autograd(name):
     f, rows = problem.jacobian(X)
     J = jacrev(lambda t: problem.logits_at(t, X))(theta)
     G = torch.stack(
-        [grad(lambda t, i=i: losses(problem.logits_at(t, X[i : i + 1]), y[i : i + 1])[0])(theta) for i in range(len(y))]
+        [
+            grad(lambda t, i=i: SOFTMAX.value(problem.logits_at(t, X[i : i + 1]), y[i : i + 1])[0])(theta)
+            for i in range(len(y))
+        ]
     )
     tol = 1e3 * EPS * (1 + J.abs().max())
     assert torch.equal(f, model(X).detach()) or (f - model(X)).abs().max() < tol
     assert (flat(rows) - J).abs().max() < tol
     assert (flat(problem.gradients(X, y)) - G).abs().max() < tol
-    assert (flat(contract(rows, residuals(f, y))) - G).abs().max() < tol
+    assert (flat(contract(rows, SOFTMAX.residual(f, y))) - G).abs().max() < tol
     assert (squared_norms(problem.gradients(X, y)) - (G**2).sum(1)).abs().max() < tol * (1 + (G**2).sum(1).max())
     assert (problem.gradient() - grad(problem.value)(theta)).abs().max() < 10 * tol * len(y)
 
@@ -97,7 +91,7 @@ def test_every_convolution_has_the_rows_of_autograd(name):
     tol = 1e3 * EPS * (1 + J.abs().max())
     logits, rows = problem.jacobian(X)
     assert (flat(rows) - J).abs().max() < tol
-    G = torch.einsum("kc,kcp->kp", residuals(logits, y), J)
+    G = torch.einsum("kc,kcp->kp", SOFTMAX.residual(logits, y), J)
     assert (flat(problem.gradients(X, y)) - G).abs().max() < tol
 
 
@@ -110,15 +104,15 @@ def test_losses_and_residuals_keep_their_digits_where_the_model_is_sure():
     for dtype in (torch.float32, torch.float64):
         # e^−gap of a gap rounded to eps·gap: a relative error of eps·gap, and a few roundings more.
         tol = (gap + 10) * 2 * torch.finfo(dtype).eps
-        got = losses(logits.to(dtype), y).double()
+        got = SOFTMAX.value(logits.to(dtype), y).double()
         assert ((got - exact).abs() / exact < tol + EPS * (gap + 10)).all()
-        r = residuals(logits.to(dtype), y).double()
+        r = SOFTMAX.residual(logits.to(dtype), y).double()
         assert ((r[:, 0] + torch.expm1(-exact).neg()).abs() / exact < tol + EPS * (gap + 10)).all()
-        assert torch.equal(candidate_losses(logits.to(dtype))[:, 0].double(), got)
+        assert torch.equal(SOFTMAX.candidates(logits.to(dtype))[:, 0].double(), got)
         for label in (1, 2):  # losses up to 91
             every, own = (
-                candidate_losses(logits.to(dtype))[:, label],
-                losses(logits.to(dtype), torch.full_like(y, label)),
+                SOFTMAX.candidates(logits.to(dtype))[:, label],
+                SOFTMAX.value(logits.to(dtype), torch.full_like(y, label)),
             )
             assert ((own - every).abs() < 4 * torch.finfo(dtype).eps * (gap + 10)).all()
 

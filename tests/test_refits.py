@@ -20,9 +20,9 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from fullconformal import FullConformalClassifier
+from fullconformal.methods import refits
+from fullconformal.methods.refits import duration, estimate, refit_counts, tasks
 from fullconformal.pvalues import comparison_weight, p_values
-from fullconformal.scores import refits
-from fullconformal.scores.refits import duration, estimate, refit_counts, tasks
 
 ESTIMATORS = [
     LogisticRegression(solver="newton-cholesky", tol=1e-10),

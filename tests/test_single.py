@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from live import Live
 
 from fullconformal.curvature import CG
+from fullconformal.influence import single
+from fullconformal.influence.direct import direct
+from fullconformal.influence.prepared import Training, prepare
+from fullconformal.influence.scores import all_scores, count_scores
+from fullconformal.influence.single import is_worth_it, single_counts
 from fullconformal.models import linear
 from fullconformal.problem import Problem, Rows, squared_norms
-from fullconformal.scores import single
-from fullconformal.scores.base import all_scores, count_scores
-from fullconformal.scores.direct import direct
-from fullconformal.scores.single import is_worth_it, single_counts
-from fullconformal.scores.training import Training, prepare
 
 CHAINS = [name for name in MODELS if name in ("binary", "logistic", "mlp", "frozen", "odd")]
 SEEDS = st.integers(0, 10**6)
@@ -97,7 +97,7 @@ def test_errors_stay_within_their_bound(name, seed):
     alpha, tau = all_scores(direct, training, X, 1.0)
     points = single._Points(training)
     logits, J = training.problem.jacobian(X)
-    ghat = single.candidate_gradients(J, logits)
+    ghat = single.candidate_gradients(SOFTMAX, J, logits)
     own, norm = [(rows.left.float(), rows.right.float()) for rows in ghat], squared_norms(ghat).sqrt()
     room = [torch.empty(10**6, dtype=torch.float32) for _ in range(2)]
     each = torch.arange(tau.numel())

@@ -13,10 +13,11 @@ from sklearn.utils.validation import validate_data
 from fullconformal import FullConformalClassifier, SplitConformalClassifier
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.estimators.inputs import encode_labels
+from fullconformal.losses import SOFTMAX
 from fullconformal.models import logistic
-from fullconformal.models.fitting import FEW, alone, threads
 from fullconformal.models.logistic import _Objective, fit_binary
-from fullconformal.problem import Problem, candidate_losses, losses, residuals
+from fullconformal.problem import Problem
+from fullconformal.runtime.threads import FEW, alone, threads
 
 # Newton's method --------------------------------------------------------------------------------------------------------
 
@@ -196,9 +197,9 @@ def test_two_labels_have_the_losses_and_residuals_of_any_number(seed, scale):
     three = torch.cat([f, torch.full((20, 1), -torch.inf, dtype=torch.float64)], 1)
     # One exponential and one logarithm, each to a few units in the last place, of an argument with an error of its own size.
     close = {"rtol": 8 * torch.finfo(torch.float64).eps * (1 + 4 * scale), "atol": torch.finfo(torch.float64).tiny}
-    torch.testing.assert_close(losses(f, y), losses(three, y), **close)
-    torch.testing.assert_close(candidate_losses(f), candidate_losses(three)[:, :2], **close)
-    torch.testing.assert_close(residuals(f, y), residuals(three, y)[:, :2], **close)
+    torch.testing.assert_close(SOFTMAX.value(f, y), SOFTMAX.value(three, y), **close)
+    torch.testing.assert_close(SOFTMAX.candidates(f), SOFTMAX.candidates(three)[:, :2], **close)
+    torch.testing.assert_close(SOFTMAX.residual(f, y), SOFTMAX.residual(three, y)[:, :2], **close)
 
 
 def test_the_curvature_of_one_output_is_the_hessian():

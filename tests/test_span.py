@@ -10,9 +10,10 @@ from sklearn.neural_network import MLPClassifier
 
 import fullconformal
 from fullconformal import CVPlusClassifier, FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.estimators import convex, options
-from fullconformal.models import span as module
-from fullconformal.models.span import Span, in_span, lengths, span_of
+from fullconformal.estimators import options
+from fullconformal.linear import span as module
+from fullconformal.linear.span import Span, in_span, lengths, span_of
+from fullconformal.methods import convex
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 

@@ -12,8 +12,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 from fullconformal import AggregatedConformalClassifier, CrossConformalClassifier, SplitConformalClassifier
+from fullconformal.conformity import LAMBDAS, SCORES, raps, threshold
 from fullconformal.models import mlp
-from fullconformal.scores.adaptive import LAMBDAS, SCORES, raps, threshold
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 RAPS = {"k_reg": 1, "lambda_reg": 0.1}

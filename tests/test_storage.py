@@ -333,7 +333,7 @@ def test_loading_trains_and_factorises_nothing(tmp_path, monkeypatch):
         raise AssertionError("loading must not do this again")
 
     for target in ("fullconformal.curvature.dense.factorise", "fullconformal.curvature.ggn.dense_curvature",
-                   "fullconformal.estimators.fitting.train", "sklearn.neural_network.MLPClassifier.fit",
+                   "fullconformal.methods.fitting.train", "sklearn.neural_network.MLPClassifier.fit",
                    "sklearn.linear_model.LogisticRegression.fit"):  # fmt: skip
         monkeypatch.setattr(target, never)
     for name in ("network", "perceptron", "logistic, influence"):

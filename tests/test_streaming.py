@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fullconformal import FullConformalClassifier
+from fullconformal.losses.base import NotFinite
 from fullconformal.models import linear, mlp
-from fullconformal.models.fitting import NotFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 CURVATURES = ["last_layer_kron", "last_layer"]

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
-from fullconformal.convex import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second, spread
-from fullconformal.convex import bag as bag_module
-from fullconformal.convex.loss import pairs
+from fullconformal.linear import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second, spread
+from fullconformal.linear import bag as bag_module
+from fullconformal.linear.exact import exact_counts
+from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
+from fullconformal.losses.relative import pairs
 from fullconformal.pvalues import comparison_weight, p_values
-from fullconformal.scores.exact import exact_counts
-from fullconformal.scores.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
 
 schemes = st.sampled_from([0, 0.5, 1])
 

@@ -18,17 +18,18 @@ from fullconformal import FullConformalClassifier, load
 from fullconformal.curvature import linear
 from fullconformal.curvature.dense import factorise
 from fullconformal.curvature.linear import influence_error, linear_influences
-from fullconformal.estimators import engines, keeping, shards
-from fullconformal.estimators.engines import APPROXIMATIONS, Query, influence_counts
-from fullconformal.problem import Problem, Rows, candidate_losses, flat, in_contrasts, squared_norms
-from fullconformal.scores import candidates as candidates_module
-from fullconformal.scores import pruned, tiles
-from fullconformal.scores import training as training_module
-from fullconformal.scores.base import all_scores, candidate_gradients, count_scores, half_solved
-from fullconformal.scores.candidates import Candidates, candidates_of, roots_of
-from fullconformal.scores.direct import direct
-from fullconformal.scores.tiles import Points, is_worth_it, tiled_counts
-from fullconformal.scores.training import Training, prepare
+from fullconformal.influence import candidates as candidates_module
+from fullconformal.influence import prepared as training_module
+from fullconformal.influence import pruned, shards, tiles
+from fullconformal.influence.candidates import Candidates, candidates_of, roots_of
+from fullconformal.influence.direct import direct
+from fullconformal.influence.prepared import Training, prepare
+from fullconformal.influence.scores import all_scores, candidate_gradients, count_scores, half_solved
+from fullconformal.influence.tiles import Points, is_worth_it, tiled_counts
+from fullconformal.losses import SOFTMAX
+from fullconformal.methods import engines, keeping
+from fullconformal.methods.engines import APPROXIMATIONS, Query, influence_counts
+from fullconformal.problem import Problem, Rows, flat, in_contrasts, squared_norms
 from fullconformal.storage import StorageError
 
 U = 2.0**-24  # of float32
@@ -144,7 +145,7 @@ def test_errors_stay_within_their_bound(name, seed, by_root):
     training, X = prepared(name, seed)
     found = candidates_of(training, roots_of(training, 10**4) if by_root else [], X, 0.0)
     logits, J = training.problem.jacobian(X)
-    half = half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1)
+    half = half_solved(training.factor, candidate_gradients(SOFTMAX, J, logits)).flatten(0, 1)
     exact = half if training.inverse is None else training.factor.back(half)
     off = torch.linalg.vector_norm(found.rows.double() - exact, dim=1)
     assert (off <= found.error).all() and (off > 1e-4 * found.error).any()
@@ -371,12 +372,12 @@ def test_bounds_hold_for_sure_models_and_any_penalty(name, sure, penalty, by_roo
     problem = training.problem
     found = candidates_of(training, roots_of(training, 10**4) if by_root else [], Xt, 0.0)
     logits, J = problem.jacobian(Xt)
-    half = half_solved(training.factor, candidate_gradients(J, logits)).flatten(0, 1)
+    half = half_solved(training.factor, candidate_gradients(SOFTMAX, J, logits)).flatten(0, 1)
     exact = half if training.inverse is None else training.factor.back(half)
     assert (torch.linalg.vector_norm(half, dim=1) <= found.rho).all()
     assert (torch.linalg.vector_norm(exact, dim=1) <= found.length).all()
     assert (torch.linalg.vector_norm(found.rows.double() - exact, dim=1) <= found.error).all()
-    tau = candidate_losses(logits).flatten() - (half**2).sum(1)
+    tau = SOFTMAX.candidates(logits).flatten() - (half**2).sum(1)
     assert ((found.tau - tau).abs() <= found.off + 2.0**-50 * tau.abs()).all()
 
 

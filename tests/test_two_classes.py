@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fullconformal.influence.two_classes import two_class_bag
+from fullconformal.methods.two_classes import NUMBERS, TwoClasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Oracle, algorithm_2
 from torch.func import hessian, jacrev
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
-from fullconformal.estimators import making
-from fullconformal.estimators.engines import Influence
-from fullconformal.estimators.two_classes import NUMBERS, TwoClasses
+from fullconformal.methods import making
+from fullconformal.methods.engines import Influence
 from fullconformal.models import linear
-from fullconformal.scores.two_classes import two_class_bag
 
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")

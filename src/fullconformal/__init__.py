@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fullconformal.estimators.jackknife import JackknifePlusClassifier
     from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
-    from fullconformal.scores.tasks import ClusterError
+    from fullconformal.runtime.tasks import ClusterError
     from fullconformal.storage import StorageError
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ __all__ = [
 # Imported when first asked for: the command line's --help must not wait for torch.
 _HOMES = {
     "AggregatedConformalClassifier": "fullconformal.estimators.split",
-    "ClusterError": "fullconformal.scores.tasks",
+    "ClusterError": "fullconformal.runtime.tasks",
     "ConformalWarning": "fullconformal.estimators.base",
     "CrossConformalClassifier": "fullconformal.estimators.cross",
     "CVPlusClassifier": "fullconformal.estimators.cross",

@@ -13,15 +13,15 @@ from sklearn.base import clone
 from sklearn.utils.validation import _num_samples, column_or_1d
 
 from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.convex import symmetric_seconds
 from fullconformal.estimators.cross import CVPlusClassifier
 from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.split import SplitConformalClassifier
-from fullconformal.estimators.wrapping import split_pipeline
+from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.models.adapters import is_logistic
+from fullconformal.models.requirements import split_pipeline
 from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
-from fullconformal.report.progress import progress_bar
+from fullconformal.runtime.progress import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
 GRID = np.linspace(0.5, 0.99, 50)  # of levels, where nestedness is judged

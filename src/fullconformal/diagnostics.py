@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fullconformal.curvature.base import smallest_eigenvalue
-from fullconformal.scores.training import Training
+from fullconformal.influence.prepared import Training
 
 PENALTY = "raise l2 (of scikit-learn's models: alpha, or lower C)"
 
@@ -30,7 +30,7 @@ class Diagnostics:
         Added to the mean-form curvature; smallest eigenvalue of the damped one.
     positive_definite : bool
     largest_leverage : float
-        Of a point along its own residual (`leverages`): near 1 a point decides its own prediction.
+        Of a point along its own residual (`Loss.leverage`): near 1 a point decides its own prediction.
     negative_scores : int
         Training points whose linearised loss ℓ_i − s_i is negative, which no loss can be.
     valid : bool
@@ -150,18 +150,9 @@ def diagnose(
         damping_chosen=damping_chosen,
         smallest_eigenvalue=smallest / n,
         positive_definite=factor.positive_definite,
-        largest_leverage=float(leverages(training.loss, s).max()),
+        largest_leverage=float(problem.loss.leverage(training.loss, s).max()),
         negative_scores=int((training.loss < s).sum()),
         valid=valid,
         held=held,
         foretold=foretold,
     )
-
-
-def leverages(loss: torch.Tensor, self_influence: torch.Tensor) -> torch.Tensor:
-    """Leverage (n,) of each point along its own residual, from ℓ and s (n,): rᵀAr/rᵀS⁺r = s/(e^ℓ − 1).
-
-    That is because S⁺r = −e_y/π_y up to a constant. For two classes this is the leverage; for more a lower bound of the
-    largest eigenvalue of SA, in the direction that removal takes.
-    """
-    return self_influence / torch.expm1(loss).clamp_min(torch.finfo(loss.dtype).eps)

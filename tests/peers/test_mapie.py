@@ -13,8 +13,8 @@ from sklearn.model_selection import KFold, LeaveOneOut
 from sklearn.neighbors import KNeighborsClassifier
 
 from fullconformal import CVPlusClassifier, JackknifePlusClassifier, SplitConformalClassifier
+from fullconformal.conformity import aps
 from fullconformal.pvalues import ordered_scores, p_values, rank_counts
-from fullconformal.scores.adaptive import aps
 from fullconformal.sets import prediction_sets
 
 mapie = pytest.importorskip("mapie.classification")

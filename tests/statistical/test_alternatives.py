@@ -17,7 +17,7 @@ from fullconformal import (
     JackknifePlusClassifier,
     SplitConformalClassifier,
 )
-from fullconformal.scores.adaptive import SCORES
+from fullconformal.conformity import SCORES
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 RAPS = {"k_reg": 1, "lambda_reg": 0.05}

@@ -82,7 +82,7 @@ def choose(model: str, method: str, schema: Any, X: Any, y: Any, seed: int) -> C
 
 def logistic_method(n: int, d: int, n_classes: int) -> tuple[str, str]:
     """The exactly valid method where it predicts as many rows as it was fitted on in ten minutes, else influence; and why."""
-    from fullconformal.estimators.convex import symmetric_seconds
+    from fullconformal.methods.convex import symmetric_seconds
 
     seconds = symmetric_seconds(n, n, d, n_classes)
     if seconds <= PATIENCE:

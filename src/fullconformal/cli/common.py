@@ -98,7 +98,7 @@ def check_output(path: Path, *read: Path) -> None:
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a table, whole or not at all: CSV, Parquet by its name, or CSV to standard output for "-"."""
-    from fullconformal.storage import finished_or_nothing
+    from fullconformal.runtime.files import finished_or_nothing
     from fullconformal.table import PARQUET
 
     if str(path) == "-":

@@ -51,7 +51,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
 
 def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     """What there is to know about a predictor, as JSON."""
-    from fullconformal.estimators.wrapping import split_pipeline
+    from fullconformal.models.requirements import split_pipeline
 
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {

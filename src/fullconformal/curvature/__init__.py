@@ -1,8 +1,6 @@
 """Curvatures: ways to form and factorise 𝓗."""
 
 from fullconformal.curvature.base import Curvature, CurvatureError, Factor
-from fullconformal.curvature.block import BlockFactor, BlockGGN
-from fullconformal.curvature.cg import CG
 from fullconformal.curvature.dense import DenseCurvature, DenseFactor
 from fullconformal.curvature.dual import Dual, DualFactor
 from fullconformal.curvature.ekfac import EKFAC
@@ -13,15 +11,13 @@ from fullconformal.curvature.kronecker import KroneckerFactor, Part
 from fullconformal.curvature.layers import Place, is_layer
 
 #: what factors are made of, which a saved predictor holds
-FACTORS = (DenseFactor, BlockFactor, KroneckerFactor, Part, Place, DualFactor)
+FACTORS = (DenseFactor, KroneckerFactor, Part, Place, DualFactor)
 
 __all__ = [
-    "CG",
     "EKFAC",
     "FACTORS",
     "GGN",
     "KFAC",
-    "BlockGGN",
     "Curvature",
     "CurvatureError",
     "DenseCurvature",

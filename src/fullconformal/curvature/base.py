@@ -134,12 +134,6 @@ def shifted_penalty(problem: Problem, damping: float | None, name: str) -> Tenso
     return shift
 
 
-def softmax_root(logits: Tensor) -> Tensor:
-    """B = diag(√π) − π√πᵀ, (k, C, C), with BBᵀ = diag(π) − ππᵀ."""
-    root = torch.softmax(logits, dim=-1).sqrt()
-    return torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
-
-
 def smallest_eigenvalue(solve: Callable[[Tensor], Tensor], like: Tensor, steps: int = 4) -> float:
     """Smallest eigenvalue of 𝓗 ≻ 0 by inverse iteration with rows like (p,); an upper estimate, close after a few steps."""
     v = torch.randn(1, len(like), dtype=like.dtype, device=like.device, generator=generator(like))

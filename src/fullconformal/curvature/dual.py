@@ -14,14 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import (
-    Curvature,
-    Factor,
-    check_finite,
-    shifted_penalty,
-    smallest_eigenvalue,
-    softmax_root,
-)
+from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty, smallest_eigenvalue
 from fullconformal.problem import Problem, flat
 
 
@@ -69,7 +62,7 @@ class Dual(Curvature):
         chunk = max(1, min(problem.chunk, memory // (3 * C * p * B.element_size())))
         for start in range(0, problem.n, chunk):
             logits, J = problem.jacobian(like[start : start + chunk])
-            part = softmax_root(logits).mT @ flat(J)
+            part = problem.loss.root(logits).mT @ flat(J)
             B[start * C : start * C + len(logits) * C] = part.flatten(0, 1) / root
         K = B @ B.T
         check_finite(K)

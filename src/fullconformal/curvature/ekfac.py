@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fullconformal.curvature.kronecker import Basis, Kronecker
 from fullconformal.curvature.layers import passes
-from fullconformal.curvature.structured import tensor_cores
 from fullconformal.problem import Problem
+from fullconformal.runtime.precision import tensor_cores
 
 
 @dataclass(frozen=True)

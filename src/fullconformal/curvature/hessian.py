@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 
 from fullconformal.curvature.dense import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
-from fullconformal.problem import Problem, losses
+from fullconformal.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def hessian_rows(problem: Problem, count: int, batch: int = 64) -> Tensor:
     theta = problem.theta
 
     def objective(theta: Tensor, X: Tensor, y: Tensor) -> Tensor:
-        return losses(problem.logits_at(theta, X), y).sum()
+        return problem.loss.value(problem.logits_at(theta, X), y).sum()
 
     def product(v: Tensor, X: Tensor, y: Tensor) -> Tensor:
         out: Tensor = jvp(lambda t: grad(objective)(t, X, y), (theta,), (v,))[1]

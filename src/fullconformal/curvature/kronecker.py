@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty, smallest_eigenvalue
 from fullconformal.curvature.layers import KEPT, Layer, Place, joined, passes, positions, pulled, read_layers, record
-from fullconformal.curvature.structured import tensor_cores
-from fullconformal.problem import Problem, full_precision, residuals
+from fullconformal.problem import Problem
+from fullconformal.runtime.precision import full_precision, tensor_cores
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes
 
@@ -98,7 +98,7 @@ class LayerHalves(Halves):
         with full_precision():
             logits, given, returned = record(self.problem, self.layers, X)
             every = logits.detach()[:, None].expand(-1, R, -1).reshape(k * R, C)
-            E = residuals(every, labels.reshape(-1)).view(k, R, C)
+            E = self.problem.loss.residual(every, labels.reshape(-1)).view(k, R, C)
             columns = list(pulled(self.layers, logits, returned, E))
         del logits, returned  # and with them what the passes kept
         for at, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):

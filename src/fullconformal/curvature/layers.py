@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fullconformal.curvature.base import CurvatureError, softmax_root
+from fullconformal.curvature.base import CurvatureError
 from fullconformal.problem import Problem
 
 # Numbers, for each output of a layer, that a pass forward keeps and one back passes on; five or six in a ResNet.
@@ -140,7 +140,7 @@ Pass = tuple[list[Tensor], Iterator[list[Tensor]]]
 def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -> Iterator[Pass]:
     """Inputs (k, T, i) of each layer, and for the C columns of S^½ the gradients (k, T, o), over chunks of the bag.
 
-    The columns are those of `softmax_root`: summed over them, squares give the generalised Gauss–Newton matrix, exactly. Chunks keep to
+    The columns are those of `Loss.root`: summed over them, squares give the generalised Gauss–Newton matrix, exactly. Chunks keep to
     about `memory` bytes, `extra` numbers a point of the caller's own included.
     """
     sizes = [(T, layer.o, layer.i) for layer, T in zip(layers, positions(problem, layers), strict=True)]
@@ -148,7 +148,7 @@ def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -
     chunk = max(1, min(problem.chunk, memory // (numbers * problem.X.element_size())))
     for X in problem.X.split(chunk):
         logits, given, returned = record(problem, layers, X)
-        vectors = softmax_root(logits.detach()).mT
+        vectors = problem.loss.root(logits.detach()).mT
         yield (
             [joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)],
             pulled(layers, logits, returned, vectors),

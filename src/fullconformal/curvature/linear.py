@@ -12,48 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullconformal.problem import Block, Problem, Rows, softmax, squared_norms
+from fullconformal.problem import Block, Problem, Rows, squared_norms
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
 PORTION = 1024  # points whose products stay in the cache
-PAIRS = 512  # of classes at most that are summed one by one: T turns them into S by a matrix of its square
 
 
 @torch.no_grad()
 def linear_curvature(problem: Problem) -> Tensor:
-    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ S ⊗ aaᵀ with S (o, o) the covariance of T's rows under π.
-
-    Few classes: S = Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, in which nothing cancels, after the sum over points where S has more entries
-    than there are pairs. There are too many pairs of many classes.
-    """
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ TᵀST ⊗ aaᵀ."""
     (block,) = problem.blocks
     after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
     T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
-    c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
-    k, q = torch.triu_indices(block.o, block.o, device=T.device)
-    few = len(c) <= PAIRS
-    later = few and block.o > 1 and len(c) <= len(k)
-    rows = T[c] - T[d] if few else T
-    spread = (rows[:, k] * rows[:, q]).T
-    H, packed = problem.X.new_zeros(block.i, block.i), block.i * (block.i + 1) // 2
-    total = problem.X.new_zeros(len(c) if later else len(k), packed)
-    numbers = packed + 3 * max(len(k), len(c) if few else 0)  # of a point
-    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * numbers)
+    outputs, inputs = (size * (size + 1) // 2 for size in (block.o, block.i))
+    H, total = problem.X.new_zeros(block.i, block.i), problem.X.new_zeros(outputs, inputs)
+    room = TEMPORARY.get(T.device.type, TEMPORARY["cpu"]) // (T.element_size() * (inputs + 3 * len(T) ** 2))
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
-        a, pi = trace.inputs[block.layer], softmax(trace.logits)
-        portion = len(a) if a.is_cuda else PORTION
-        buffer = a.new_empty(0 if block.o == 1 else packed * min(portion, len(a)))
-        for some, share in zip(a.split(portion), pi.T.split(portion, dim=1), strict=True):
-            weights = share[c] * share[d] if few else _covariance(share, T.T, spread, k, q)
-            if few and not later:
-                weights = spread @ weights
+        a, portion = trace.inputs[block.layer], len(X) if X.is_cuda else PORTION
+        buffer = a.new_empty(0 if block.o == 1 else inputs * min(portion, len(a)))
+        for some, f in zip(a.split(portion), trace.logits.split(portion), strict=True):
+            weights = problem.loss.packed_curvature(f, T)
             if block.o == 1:  # whose sum is a square
                 H += gram(some * weights.clamp_min_(0).sqrt_().T)
             else:
                 total.addmm_(weights, squares(some, buffer).T)
     if block.o > 1:
-        H = laid_out(spread @ total if later else total, block)
+        H = laid_out(total, block)
     H.diagonal().add_(problem.penalty)
     return H
 
@@ -84,20 +69,6 @@ def influence_error(rows: Rows, inverse: Tensor) -> Tensor:
     """Rounding granted to `linear_influences` (n,): that of terms whose sizes sum to no more than |g|² times the largest row sum of |M|."""
     units = 8 + math.sqrt(len(inverse))
     return units * torch.finfo(inverse.dtype).eps * inverse.abs().sum(1).max() * squared_norms([rows])
-
-
-def _covariance(pi: Tensor, T: Tensor, pairs: Tensor, k: Tensor, q: Tensor) -> Tensor:
-    """Entries (k, q) of the covariance of T's columns (o, C) under each π (C, n), from the products of its rows `pairs` (len(k), C).
-
-    Where a model is sure, E[TT] − E[T]E[T] is a small difference. With t the likeliest column, ρ the other probabilities, ν = Σ ρT and
-    μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ, and the rounding is that of the result.
-    """
-    top = pi.argmax(0, keepdim=True)
-    rest = pi.scatter(0, top, 0.0)
-    t, nu = T.index_select(1, top[0]), T @ rest
-    away = nu - rest.sum(0) * t
-    out = (pairs @ rest).addcmul_(nu[k], t[q], value=-1)
-    return out.addcmul_((t + away)[k], away[q], value=-1)
 
 
 def laid_out(total: Tensor, block: Block) -> Tensor:

@@ -3,7 +3,7 @@
 With a the inputs, δ_m = ∂ℓ/∂z_m, T_ml = ∂z_m/∂z_l, D = φ′ and S_m = ∂²ℓ/∂z_m², the block of layers l ≤ m is
 
     H[(i,j),(k,q)] = Σ (S_m T_ml)[i,k] a_m[j] a_l[q]  +  Σ δ_m[i] (D_{m−1} T_{m−1,l})[j,k] a_l[q]
-    S_L = diag(π) − ππᵀ        S_m = D Wᵀ S_{m+1} W D + diag(φ″ ∘ Wᵀδ_{m+1})
+    S_L = S of the loss               S_m = D Wᵀ S_{m+1} W D + diag(φ″ ∘ Wᵀδ_{m+1})
 
 summed over points. Each sum is one product with the points as inner dimension and without a factor C. The Gauss–Newton matrix drops
 φ″ and the second sum. Diagonal blocks are symmetric in (i,k) and in (j,q) and cost a quarter.
@@ -11,15 +11,12 @@ summed over points. Each sum is one product with the points as inner dimension a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import softmax_root
 from fullconformal.curvature.linear import TEMPORARY, laid_out, linear_curvature, narrow, squares, triangle
-from fullconformal.problem import CHUNK, Problem, residuals, softmax_curvature
+from fullconformal.problem import CHUNK, Problem
+from fullconformal.runtime.precision import tensor_cores
 
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 
@@ -84,10 +81,10 @@ class _Pairs:
         trace = self.problem.trace(X, second=self.exact)
         last = len(self.problem.tail) - 1
         T = self._transitions(trace.slopes) if len(self.problem.blocks) > 1 else {}
-        S = softmax_curvature(trace.logits)
+        S = self.problem.loss.curvature(trace.logits)
         if self.first is not None:
             self._add_prefix(X, trace.logits, T, trace.inputs)
-        delta = residuals(trace.logits, y) if self.exact else trace.logits  # of the Hessian only
+        delta = self.problem.loss.residual(trace.logits, y) if self.exact else trace.logits  # of the Hessian only
         for m in range(last, -1, -1):
             if self.problem.tail[m].trainable:
                 self._add_layer(m, S, delta, T, trace.inputs, trace.slopes)
@@ -133,7 +130,7 @@ class _Pairs:
                 self.sums[m, low, "second"].addmm_(left.T, right.view(k, -1))
 
     def _add_prefix(self, X: Tensor, logits: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
-        R = softmax_root(logits).mT
+        R = self.problem.loss.root(logits).mT
         B = self.problem.prefix_rows(X, R)  # JᵀSJ = BᵀB
         with tensor_cores():
             add_gram(self.sums[-1, -1, "first"], B.flatten(0, 1))
@@ -177,19 +174,3 @@ def add_gram(total: Tensor, B: Tensor) -> None:
     for start in range(0, len(total), step):
         stop = min(start + step, len(total))
         total[start:stop, :stop].addmm_(B[:, start:stop].T, B[:, :stop])
-
-
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """TF32 in float32 products on a GPU, for sums of squares only: BᵀB, and second moments.
-
-    Entries of B are rounded by ε ≤ 2⁻¹¹ of themselves and summed in float32: the sum is B̃ᵀB̃, still positive semi-definite, and
-    xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the
-    diagonal: what float32 itself costs. It would not be so for products that are no squares.
-    """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -31,7 +31,7 @@ from fullconformal.estimators.inputs import (
     unmasked,
     validated,
 )
-from fullconformal.estimators.wrapping import split_pipeline
+from fullconformal.models.requirements import split_pipeline
 
 Array = npt.NDArray[Any]
 

@@ -15,24 +15,23 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
+from fullconformal.conformity import SCORES, rounding, score_labels
 from fullconformal.estimators.base import ConformalClassifier, warn_unreachable
 from fullconformal.estimators.checks import (
     check_flag,
     check_flags,
-    check_instance,
     check_number,
     check_option,
     check_running,
     check_whole,
 )
-from fullconformal.estimators.engines import finite_rows
-from fullconformal.estimators.fitting import Settings, fit_problem, fit_transformer, transform
 from fullconformal.estimators.inputs import encode_labels, first_rows
-from fullconformal.estimators.refits import FitScore, LogProba, columns
-from fullconformal.estimators.wrapping import check_estimator_kind, split_pipeline
+from fullconformal.methods.fitting import Settings, fit_problem, fit_transformer, transform
+from fullconformal.methods.probability import FitScore, LogProba, columns
 from fullconformal.models.adapters import is_skorch
-from fullconformal.report.progress import progress_bar
-from fullconformal.scores.adaptive import SCORES, rounding, score_labels
+from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
+from fullconformal.models.tensors import finite_rows
+from fullconformal.runtime.progress import progress_bar
 from fullconformal.sets import check_levels
 
 FloatArray = npt.NDArray[np.float64]

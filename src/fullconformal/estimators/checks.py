@@ -9,14 +9,6 @@ from typing import Any
 import numpy as np
 
 
-def check_instance(estimator: Any) -> None:
-    """Raise where a class was given instead of one of its instances."""
-    if isinstance(estimator, type):
-        raise TypeError(
-            f"estimator={estimator.__name__} is a class; give an instance of it, {estimator.__name__}(...)."
-        )
-
-
 def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raise unless value is one of the allowed words."""
     if not (isinstance(value, str) and value in allowed):

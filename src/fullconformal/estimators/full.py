@@ -11,15 +11,15 @@ import numpy.typing as npt
 from fullconformal import pvalues
 from fullconformal.estimators.base import ConformalWarning
 from fullconformal.estimators.checks import check_flag, check_weights
-from fullconformal.estimators.convex import Symmetric
-from fullconformal.estimators.fitting import fit_transformer
 from fullconformal.estimators.inputs import encode_labels, first_rows
-from fullconformal.estimators.large import check_stream, prefit_engine
-from fullconformal.estimators.making import make_engine
-from fullconformal.estimators.streams import Stream, is_stream
 from fullconformal.estimators.trust import FullTrust
-from fullconformal.estimators.wrapping import split_pipeline
-from fullconformal.report.progress import progress_bar
+from fullconformal.last_layer.stream import Stream, is_stream
+from fullconformal.methods.convex import Symmetric
+from fullconformal.methods.fitting import fit_transformer
+from fullconformal.methods.last_layer import check_stream, prefit_engine
+from fullconformal.methods.making import make_engine
+from fullconformal.models.requirements import split_pipeline
+from fullconformal.runtime.progress import progress_bar
 
 
 class FullConformalClassifier(FullTrust):

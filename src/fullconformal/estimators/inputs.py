@@ -16,8 +16,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, validate_data
 from torch import Tensor, bfloat16
 
+from fullconformal.models.tensors import REMEDY, place
+
 MANY = 50  # classes from which labels may be something else
-REMEDY = "Look for a wrong unit or a placeholder, scale that feature, or leave the object out."
 
 
 def array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -151,11 +152,6 @@ def native(X: Any) -> Any:
     return X.astype(kind, copy=False)
 
 
-def place(at: list[int]) -> str:
-    """Where in an object of X a value is, in words."""
-    return f"{'column' if len(at) == 2 else 'place'} {', '.join(map(str, at[1:]))} (counted from 0)"
-
-
 def validated(clf: Any, X: Any, y: Any, **options: Any) -> Any:
     """What scikit-learn's `validate_data` makes of X (n, ...) and y (n,), numbers; errors say where X is not finite, and what to do."""
     try:
@@ -183,36 +179,6 @@ def not_finite(X: Any) -> str:
     remedy = "Impute missing values first (SimpleImputer of scikit-learn's), or leave such objects out."
     kind = "NaN" if missing else f"infinity ({value})"
     return f"X holds {kind} in object {bad[0][0]}, {place(bad[0])}{name}; {count}. {remedy if missing else REMEDY}"
-
-
-def check_squares(X: Any, dtype: str) -> None:
-    """Raise where the squares of X (n, ...), of which curvatures are made, overflow; one product tells that none do.
-
-    Not BLAS's, whose threads would be in the way of torch's for tens of milliseconds.
-    """
-    if X.dtype.kind != "f":
-        return
-    numbers = X.ravel(order="K")
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.einsum("i,i->", numbers, numbers) <= np.finfo(dtype).max:
-            return
-    at = [int(i) for i in np.unravel_index(int(np.abs(X).argmax()), X.shape)]
-    value, most = float(X[tuple(at)]), float(np.finfo(dtype).max / X.size) ** 0.5
-    if abs(value) > most:
-        raise ValueError(
-            f"X holds {value:.3g} in {place(at)}, too large for a fit in {dtype}: squares overflow beyond {most:.2g}. {REMEDY}"
-        )
-
-
-def check_distances(X: Any, order: float, training: bool) -> None:
-    """Raise where Minkowski distances from values of X (n, d) overflow: they would count as no neighbour."""
-    most = float(np.finfo(np.float64).max / X.shape[1]) ** (1 / order) / 2
-    if (far := np.abs(X) > most).any():
-        at = [int(i) for i in np.argwhere(far)[0]]
-        row = "" if training else f"object {at[0]}, "
-        raise ValueError(
-            f"X holds {X[tuple(at)]:.3g} in {row}{place(at)}: distances overflow beyond {most:.2g}. {REMEDY}"
-        )
 
 
 def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

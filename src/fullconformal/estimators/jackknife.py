@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fullconformal import pvalues
-from fullconformal.convex import at_points, leave_one_out
 from fullconformal.estimators.calibrated import FloatArray
-from fullconformal.estimators.convex import Symmetric
 from fullconformal.estimators.cross import PlusRule
-from fullconformal.estimators.fitting import fit_problem
+from fullconformal.linear import at_points, leave_one_out
+from fullconformal.methods.convex import Symmetric
+from fullconformal.methods.fitting import fit_problem
 from fullconformal.models.adapters import check_objective, is_logistic
 
 BLOCK, MEMORY = 2**22, 2**30  # entries of scores held at a time; bytes for the solver

@@ -12,18 +12,19 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils import check_random_state
 from torch import nn
 
-from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, Curvature, Dual, Hessian
+from fullconformal.curvature import EKFAC, GGN, KFAC, Curvature, Dual, Hessian
+from fullconformal.curvature.select import LAYERS, Choice, check, choose
 from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.checks import check_flags, check_number, check_option, check_running, check_whole
-from fullconformal.estimators.curvatures import LAYERS, Choice, check, choose
-from fullconformal.estimators.engines import APPROXIMATIONS
-from fullconformal.estimators.fitting import L2_NETWORK, Settings, to_tensor
-from fullconformal.estimators.shards import Work, say_nothing
-from fullconformal.estimators.wrapping import check_estimator_kind, check_outputs, split_pipeline
+from fullconformal.influence.shards import Work, say_nothing
+from fullconformal.linear.span import Span, span_of
+from fullconformal.methods.engines import APPROXIMATIONS
+from fullconformal.methods.fitting import L2_NETWORK, Settings
 from fullconformal.models.adapters import is_logistic, penalises
 from fullconformal.models.density import KernelDensityClassifier
-from fullconformal.models.fitting import Progress
-from fullconformal.models.span import Span, span_of
+from fullconformal.models.requirements import check_estimator_kind, check_outputs, split_pipeline
+from fullconformal.models.tensors import to_tensor
+from fullconformal.models.training import Progress
 from fullconformal.problem import Problem
 from fullconformal.sets import check_levels
 
@@ -32,13 +33,11 @@ SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 CURVATURES: dict[str, type[Curvature]] = {
     "hessian": Hessian,
     "ggn": GGN,
-    "block": BlockGGN,
     "kfac": KFAC,
     "ekfac": EKFAC,
     "last_layer": GGN,
     "last_layer_kron": GGN,
     "dual": Dual,
-    "cg": CG,
 }
 KRONECKER = ("kfac", "ekfac", "last_layer_kron")
 NEIGHBORS = (KNeighborsClassifier, KernelDensityClassifier)

@@ -16,16 +16,16 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.calibrated import Calibrated, CalibratedClassifier
-from fullconformal.estimators.convex import Exact, Symmetric
 from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
-from fullconformal.estimators.engines import Differentiable, Engine, Influence
 from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.jackknife import JackknifePlusClassifier
-from fullconformal.estimators.keeping import ENGINE_KINDS, require
-from fullconformal.estimators.large import LastLayer, OnFeatures
 from fullconformal.estimators.options import METHODS
-from fullconformal.estimators.refits import Neighbors
 from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
+from fullconformal.methods.convex import Exact, Symmetric
+from fullconformal.methods.engines import Differentiable, Engine, Influence
+from fullconformal.methods.keeping import ENGINE_KINDS, require
+from fullconformal.methods.last_layer import LastLayer, OnFeatures
+from fullconformal.methods.probability import Neighbors
 from fullconformal.storage import KINDS, Factory, Kind, Packer, StorageError, Unpacker, expect, one_line, read, write
 
 Values = dict[str, Any]

@@ -12,11 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
+from fullconformal.conformity import tune_raps
 from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
 from fullconformal.estimators.checks import check_option, check_whole
-from fullconformal.estimators.engines import finite_rows
-from fullconformal.estimators.wrapping import split_pipeline
-from fullconformal.scores.adaptive import tune_raps
+from fullconformal.models.requirements import split_pipeline
+from fullconformal.models.tensors import finite_rows
 from fullconformal.sets import likeliest
 
 TUNING = 0.3  # the share of the calibration points that chooses the parameters of RAPS, as published

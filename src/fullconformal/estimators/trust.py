@@ -12,15 +12,15 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.estimators.audit import Audit, audit_engine
 from fullconformal.estimators.base import warn_unreachable
 from fullconformal.estimators.checks import check_whole
-from fullconformal.estimators.engines import Engine, Query
-from fullconformal.estimators.fitting import transform
 from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.options import SCHEMES, FullOptions
-from fullconformal.report.progress import progress_bar
-from fullconformal.scores.refits import TIED
+from fullconformal.methods.audit import Audit, audit_engine
+from fullconformal.methods.engines import Engine, Query
+from fullconformal.methods.fitting import transform
+from fullconformal.methods.refits import TIED
+from fullconformal.runtime.progress import progress_bar
 
 FloatArray = npt.NDArray[np.float64]
 

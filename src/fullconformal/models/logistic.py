@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from threading import Lock
-
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import lapack
-from threadpoolctl import ThreadpoolController
 
-from fullconformal.models.fitting import NotFinite
+from fullconformal.losses import NotFinite
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -20,40 +14,6 @@ IntArray = npt.NDArray[np.int64]
 FORCING = 1e-2  # how much of the gradient conjugate gradients may leave
 PRODUCTS = 12  # with the Hessian, after which a step needs blocks of its own
 MOST = 100  # products in a step
-LITTLE = 2**21  # numbers of a matrix, of whose products threads make nothing
-
-
-class _Blas:
-    """OpenBLAS's threads. They are the whole process's: the first to come takes them, the last to go gives them back."""
-
-    def __init__(self) -> None:
-        self.lock, self.inside = Lock(), 0
-
-    @cached_property
-    def pools(self) -> ThreadpoolController:
-        return ThreadpoolController().select(internal_api="openblas")
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self.lock:
-            self.inside += 1
-            if self.inside == 1:
-                self.limiter = self.pools.limit(limits=1)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.inside -= 1
-                if not self.inside:
-                    self.limiter.restore_original_limits()
-
-
-BLAS = _Blas()
-
-
-def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
-    """One thread for logistic regressions on inputs (n, i), where they and their Hessian are small: threads of NumPy and torch collide."""
-    return nullcontext() if shape[1] * max(shape) > LITTLE else BLAS.alone()
 
 
 class _Objective:

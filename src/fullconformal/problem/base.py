@@ -1,6 +1,6 @@
 """The problem: a model, one objective, the training bag; its losses, gradients and Jacobians at the fitted θ.
 
-    F(θ) = Σ_j ℓ(y_j, f(x_j; θ)) + ½ Σ_k Λ_k θ_k²         ℓ the cross-entropy of the logits f
+    F(θ) = Σ_j ℓ(y_j, f(x_j; θ)) + ½ Σ_k Λ_k θ_k²         ℓ the loss of the outputs f
 
 The model is read as a *prefix* followed by a *tail* of dense layers. For a dense layer the Jacobian of the logits is an outer
 product, ∂f/∂W = T ⊗ a with T = ∂f/∂z and a the layer's input, and is never written out. The trainable parameters of the
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.problem.chain import Trace, activate, read_model, with_one
-from fullconformal.problem.convolutions import convolution_rows, full_precision, plain_convolutions
-from fullconformal.problem.loss import losses, residuals
+from fullconformal.problem.convolutions import convolution_rows, plain_convolutions
 from fullconformal.problem.rows import Rows, join, summed
+from fullconformal.runtime.precision import full_precision
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
@@ -54,6 +55,8 @@ class Problem:
         Λ of the sum form, for all parameters or by parameter name (absent names: 0).
     chunk : int
         Points that go through the model together; by default more on a GPU.
+    loss : Loss
+        ℓ of the model's outputs.
     """
 
     def __init__(
@@ -63,8 +66,9 @@ class Problem:
         y: Tensor,
         penalty: float | Mapping[str, float] = 0.0,
         chunk: int | None = None,
+        loss: Loss = SOFTMAX,
     ):
-        self.model, self.X, self.y, self.n = model, X, y, len(y)
+        self.model, self.X, self.y, self.n, self.loss = model, X, y, len(y), loss
         self.prefix, self.tail = read_model(model, X)
         named = dict(model.named_parameters())
         names = {id(q): name for name, q in named.items()}
@@ -154,7 +158,12 @@ class Problem:
         Adding one number to a column of the softmax layer's weights moves all logits alike. Where that column carries no
         penalty the Hessian is singular along it, and every gradient is orthogonal to it.
         """
-        if not self.blocks or self.blocks[-1].layer != len(self.tail) - 1 or self.blocks[-1].layer < 0:
+        if (
+            not self.loss.invariant
+            or not self.blocks
+            or self.blocks[-1].layer != len(self.tail) - 1
+            or self.blocks[-1].layer < 0
+        ):
             return torch.empty(0, 0, dtype=torch.long)
         _, start, o, i = self.blocks[-1]
         index = (start + torch.arange(o * i)).view(o, i)
@@ -186,7 +195,7 @@ class Problem:
         """F(θ)."""
         total = (self.penalty * theta**2).sum() / 2
         for X, y in self.batches(self.chunk):
-            total = total + losses(self.logits_at(theta, X), y).sum()
+            total = total + self.loss.value(self.logits_at(theta, X), y).sum()
         return total
 
     @torch.no_grad()
@@ -199,7 +208,7 @@ class Problem:
         for X, y in self.batches(chunk):
             if self.prefix_names:  # whose rows, one a point, may be large
                 pull = vjp(partial(self.logits_at, x=X), self.theta)[1]
-                total = total + pull(residuals(self.logits(X), y))[0]
+                total = total + pull(self.loss.residual(self.logits(X), y))[0]
             else:
                 total = total + summed(self.gradients(X, y))
         return total
@@ -217,7 +226,7 @@ class Problem:
             logits, parts = zip(*(self.logits_and_gradients(*part) for part in pairs), strict=True)
             return torch.cat(logits), join(list(parts))
         trace = self.trace(X)
-        delta, rows = residuals(trace.logits, y), list[Rows]()
+        delta, rows = self.loss.residual(trace.logits, y), list[Rows]()
         first = [Rows(self.prefix_rows(X, delta[:, None])[:, 0], None)] if self.prefix_names else []
         for k in range(len(self.tail) - 1, -1, -1):
             if self.tail[k].trainable:

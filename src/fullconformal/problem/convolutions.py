@@ -1,27 +1,15 @@
-"""Convolutions of a prefix, whose gradients are products of unfolded patches and derivatives; and products in full precision."""
+"""Convolutions of a prefix, whose gradients are products of unfolded patches and derivatives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from fullconformal.problem.chain import Dense
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, products.allow_tf32
-    cudnn.allow_tf32 = products.allow_tf32 = False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, products.allow_tf32 = before
+from fullconformal.runtime.precision import full_precision
 
 
 def plain_convolutions(prefix: nn.Module, names: Sequence[str]) -> list[nn.Conv2d]:

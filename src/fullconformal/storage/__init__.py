@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fullconformal.curvature import CG, EKFAC, FACTORS, GGN, KFAC, BlockGGN, Dual, Hessian
+from fullconformal.curvature import EKFAC, FACTORS, GGN, KFAC, Dual, Hessian
+from fullconformal.methods.neighbors import KernelDensity, Lists, NearestNeighbors
 from fullconformal.problem import Problem
-from fullconformal.scores.neighbors import KernelDensity, Lists, NearestNeighbors
-from fullconformal.storage.container import StorageError, finished_or_nothing, one_line, read, write
+from fullconformal.runtime.files import finished_or_nothing
+from fullconformal.storage.container import StorageError, one_line, read, write
 from fullconformal.storage.modules import MODULE, Factory
 from fullconformal.storage.transformers import ESTIMATOR
 from fullconformal.storage.values import Kind, Packer, Unpacker, exactly, expect, of_dataclass
@@ -56,6 +57,6 @@ KINDS = {
     "Problem": Kind(Problem, pack_problem, unpack_problem),
     **{
         cls.__name__: of_dataclass(cls)
-        for cls in (*FACTORS, GGN, Hessian, BlockGGN, KFAC, EKFAC, Dual, CG, NearestNeighbors, KernelDensity, Lists)
+        for cls in (*FACTORS, GGN, Hessian, KFAC, EKFAC, Dual, NearestNeighbors, KernelDensity, Lists)
     },
 }

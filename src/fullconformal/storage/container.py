@@ -7,10 +7,7 @@ accidents. It is no signature: whoever can write the file can write its checksum
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fullconformal.runtime.files import finished_or_nothing
+
 FORMAT, VERSION = "fullconformal", 1
 LARGEST_TEXT = 2**24  # bytes of JSON; what it unpacks to is bounded by it
 REMEDY = "Copy the file again, or save the predictor again."
@@ -27,25 +26,6 @@ REMEDY = "Copy the file again, or save the predictor again."
 
 class StorageError(ValueError):
     """A predictor cannot be saved, or a file does not hold one."""
-
-
-@contextmanager
-def finished_or_nothing(path: Path | str) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` at the end, or is removed where anything went wrong."""
-    path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    try:
-        yield Path(name)
-        with open(name, "rb+") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp's are private
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def write(path: Path | str, content: Any, tensors: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullconformal.models.backbone import Backbone
+from fullconformal.models.heads import Backbone
 from fullconformal.storage.container import StorageError, one_line
 from fullconformal.storage.values import Kind, Packer, Unpacker, among, expect
 

@@ -1,0 +1,276 @@
+"""Influence in parts: sums over training points, shared out among joblib's workers, which may be a cluster's.
+
+    𝓗 = Λ + Σ over shards of their curvature        ℓ_i, s_i of each shard given the factor of 𝓗        counts = Σ over shards
+
+Shards of training points, and for the counts blocks of objects too, are tasks. Finished parts are kept in the checkpoint's folder: those
+of a fit in the folder itself, those of a prediction in one of its own inside. How the points were cut is kept too, so that a
+run started again with other workers finds the same parts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from joblib import effective_n_jobs
+from torch import Tensor, nn
+
+from fullconformal.curvature import Curvature, DenseCurvature, Factor
+from fullconformal.influence.prepared import Known, Training, prepare
+from fullconformal.influence.scores import Progress
+from fullconformal.methods.fitting import Settings, fit_problem
+from fullconformal.problem import Problem
+from fullconformal.pvalues import FloatArray
+from fullconformal.runtime.checkpoint import Parts, fingerprint
+from fullconformal.runtime.tasks import Call, cluster, finished, workers
+
+TASKS = 4  # a worker: who is done early takes another
+POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block
+LIGHT = 2**20  # bytes
+#: counts (2, m, C) of a sub-bag with its factor, memory and what is known, for objects X (m, ...) and weights (n, C)
+Rule = Callable[[Problem, Factor, int, Known, Tensor, Tensor | None], FloatArray]
+
+
+def say_nothing(sentence: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Who works and where finished parts are kept: the classifier's n_jobs, checkpoint and verbose."""
+
+    n_jobs: int | None = None
+    checkpoint: Any = None
+    say: Callable[[str], None] = say_nothing
+
+    def parts(self, folder: str = "") -> Parts:
+        """The folder of finished parts, or one inside."""
+        return Parts(None if self.checkpoint is None else Path(self.checkpoint) / folder, self.say)
+
+    @property
+    def shared(self) -> bool:
+        """Whether there is more than this process to do it, or a folder to keep it in."""
+        return self.checkpoint is not None or cluster() is not None or effective_n_jobs(self.n_jobs) > 1
+
+
+# What travels ---------------------------------------------------------------------------------------------------------
+
+
+class Cargo:
+    """Goes to workers: of its tensors only what is seen of them.
+
+    Its size is told where it is large, so that Dask sends it to the workers once. What is light goes along with every task: data that
+    were sent apart are lost with the worker that has them, and their tasks must be started again.
+    """
+
+    def __sizeof__(self) -> int:
+        size = sum(nbytes(value) for value in vars(self).values())
+        return size if size > LIGHT else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(self).items()}
+
+
+def nbytes(value: Any) -> int:
+    """Size of what is large."""
+    if isinstance(value, nn.Module):
+        return sum(q.nbytes for q in value.parameters())
+    return value.nbytes if isinstance(value, (Factor, Tensor)) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Common(Cargo):
+    """What all tasks need."""
+
+    model: nn.Module
+    penalty: Tensor
+    chunk: int
+    memory: int
+    factor: Factor | None = None
+
+    def problem(self, shard: Shard) -> Problem:
+        """The problem of a shard. Threads may share what came in, and torch.func puts parameters into the model: hence the copy."""
+        out = Problem(copy.deepcopy(self.model), shard.X, shard.y, 0.0, self.chunk)
+        out.penalty = self.penalty
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Shard(Cargo):
+    """Some training points; what is known of them, ℓ, s and its slack (3, k), and comparison weights (k, C)."""
+
+    X: Tensor
+    y: Tensor
+    known: Tensor | None = None
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Cargo):
+    """Some objects."""
+
+    X: Tensor
+
+
+def curvature_part(curvature: DenseCurvature, common: Common, shard: Shard) -> FloatArray:
+    """Σ over a shard of the curvature, (p, p), without penalty."""
+    return np.asarray(curvature.matrix(common.problem(shard)).cpu().numpy())
+
+
+def influence_part(common: Common, shard: Shard) -> FloatArray:
+    """ℓ, s and its slack of a shard, (3, k)."""
+    assert common.factor is not None
+    training = prepare(common.problem(shard), common.factor, common.memory, keep_solved=False)
+    return np.asarray(torch.stack(training.known).cpu().numpy())
+
+
+def count_part(rule: Rule, common: Common, shard: Shard, block: Block) -> FloatArray:
+    """Counts (2, m, C) of a shard for a block of m objects."""
+    assert common.factor is not None and shard.known is not None
+    loss, s, slack = shard.known
+    return rule(common.problem(shard), common.factor, common.memory, (loss, s, slack), block.X, shard.weight)
+
+
+# The work -------------------------------------------------------------------------------------------------------------
+
+
+def cut(total: int, pieces: int) -> list[slice]:
+    """Consecutive slices of about the same length."""
+    ends = np.linspace(0, total, pieces + 1).astype(int).tolist()
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The parts of a fit: parameters, 𝓗 of shards, losses and self-influences of shards."""
+
+    work: Work
+    parts: Parts
+
+    @classmethod
+    def open(cls, work: Work, X: Any, y: Any, key: str) -> Fit:
+        """The folder for the fit to X (n, ...), y (n,) with the settings in key; an error where it holds another's."""
+        parts = work.parts()
+        if parts.folder is not None:
+            parts.open({"fingerprint": fingerprint(key, np.asarray(X), np.asarray(y)), "what": "influence", "key": key})
+        return cls(work, parts)
+
+    def kept(self, name: str, make: Callable[[], FloatArray]) -> FloatArray:
+        """A part that is made here, if it is not in the folder."""
+        for _, content in self.parts.read(name):
+            return content
+        content = make()
+        self.parts.write(name, content)
+        return content
+
+    def problem(self, final: Any, X: Any, y: Any, classes: Any, settings: Settings) -> Problem:
+        """The fitted problem; a network whose parameters were kept is not trained again."""
+        for _, theta in self.parts.read("theta"):
+            if isinstance(final, nn.Module) and settings.head is None:
+                settings = replace(settings, prefit=True)
+            problem = fit_problem(final, X, y, classes, settings)
+            problem.assign(torch.as_tensor(theta).to(problem.theta))
+            return problem
+        problem = fit_problem(final, X, y, classes, settings)
+        self.parts.write("theta", array(problem.theta))
+        return problem
+
+    def shards(self, problem: Problem, what: str, memory: int | None = None) -> dict[str, Shard]:
+        """Shards by the name of their part, cut as in the folder; fewer where the matrices they send back must fit the memory.
+
+        The name tells the number of parameters: an earlier version may have stated the same model with others.
+        """
+
+        def pieces() -> FloatArray:
+            out = min(TASKS * workers(self.work.n_jobs, self.parts), problem.n // POINTS)
+            if memory is not None:
+                out = min(out, memory // (problem.p**2 * problem.X.element_size()))
+            return np.array([max(1, out)], dtype=np.float64)
+
+        slices = cut(problem.n, int(self.kept(f"{what}_shards", pieces)[0]))
+        return {f"{what}-{problem.p}-{at.start}-{at.stop}": Shard(problem.X[at], problem.y[at]) for at in slices}
+
+    def factor(self, curvature: Curvature, problem: Problem, memory: int) -> Factor:
+        """The factor of 𝓗; where it is a sum over points its parts are added in their order, whatever the order in which they come."""
+        if not isinstance(curvature, DenseCurvature):
+            return curvature.factor(problem, memory // 4)
+        common = Common(problem.model, torch.zeros_like(problem.penalty), problem.chunk, memory)
+        shards = self.shards(problem, "curvature", memory)
+        calls = {name: (curvature_part, curvature, common, shard) for name, shard in shards.items()}
+        order, waiting, at = list(shards), dict[str, FloatArray](), 0
+        H = torch.diag(problem.penalty.double())
+        for name, matrix in computed(calls, self.parts, self.work):
+            waiting[name] = matrix
+            while at < len(order) and order[at] in waiting:
+                H += torch.as_tensor(waiting.pop(order[at])).to(H)
+                at += 1
+        return curvature.factor_of(H, problem)
+
+    def influences(self, problem: Problem, factor: Factor, memory: int) -> Known:
+        """ℓ, s and its slack, (n,) each."""
+        common = Common(problem.model, problem.penalty, problem.chunk, memory, factor)
+        shards = self.shards(problem, "influences")  # of "influence" earlier versions kept ℓ and s alone
+        calls = {name: (influence_part, common, shard) for name, shard in shards.items()}
+        found = dict(computed(calls, self.parts, self.work))
+        loss, s, slack = torch.as_tensor(np.concatenate([found[name] for name in shards], axis=1)).to(problem.X)
+        return loss, s, slack
+
+
+def counts(
+    training: Training, X: Tensor, weight: Tensor | None, rule: Rule, key: str, work: Work, progress: Progress | None
+) -> FloatArray:
+    """Counts (2, m, C) of the training points above and tied with each candidate of the objects X (m, ...)."""
+    problem, m = training.problem, len(X)
+    known, digest = torch.stack(training.known), ""
+    if work.checkpoint is not None:
+        seen = [problem.X, problem.y, problem.theta, known, X, *([] if weight is None else [weight])]
+        digest = fingerprint(key, *map(array, seen))
+    parts = work.parts(f"p-{digest[:16]}")
+    header = parts.open({"fingerprint": digest, "what": "counts", **grid(training, X, workers(work.n_jobs, parts))})
+    common = Common(problem.model, problem.penalty, problem.chunk, training.memory, training.factor)
+    shards = [
+        Shard(problem.X[at], problem.y[at], known[:, at], None if weight is None else weight[at])
+        for at in cut(problem.n, header["shards"])
+    ]
+    places = cut(m, header["blocks"])
+    blocks = [Block(X[at]) for at in places]
+    calls: dict[str, Call] = {
+        f"counts-{i}-{j}": (count_part, rule, common, shard, block)
+        for (j, block), (i, shard) in product(enumerate(blocks), enumerate(shards))
+    }
+    total = np.zeros((2, m, problem.n_classes))
+    for done, (name, part) in enumerate(computed(calls, parts, work), 1):
+        total[:, places[int(name.split("-")[2])]] += part
+        if progress is not None:
+            progress(done, len(calls))
+    return total
+
+
+def grid(training: Training, X: Tensor, staff: int) -> dict[str, int]:
+    """Into how many blocks of objects and shards of points to cut: objects first, as every shard meets the factor with each of them."""
+    n, m, size = training.problem.n, len(X), training.problem.X.nbytes
+    blocks = max(1, min(TASKS * staff, m // OBJECTS), -(-m // MOST_OBJECTS))
+    shards = max(-(-TASKS * staff // blocks), -(-4 * size // training.memory))
+    return {"blocks": blocks, "shards": max(1, min(shards, n // POINTS))}
+
+
+def computed(calls: Mapping[str, Call], parts: Parts, work: Work) -> Iterator[tuple[str, FloatArray]]:
+    """Name and content of every part: those found in the folder, then the others as they finish."""
+    left, what = dict(calls), next(iter(calls)).split("-")[0]
+    for name, content in parts.read(rf"{what}-[\d-]+"):
+        if left.pop(name, None) is not None:
+            yield name, content
+    found = f", {len(calls) - len(left)} of them found in {str(parts.folder)!r}" if parts.folder is not None else ""
+    work.say(f"{what}: {len(calls)} parts{found}")
+    yield from finished(left, parts, work.n_jobs)
+
+
+def array(tensor: Tensor) -> Any:
+    """A tensor as an array."""
+    return tensor.detach().cpu().numpy()

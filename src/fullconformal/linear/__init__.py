@@ -1,0 +1,43 @@
+"""L2-penalised logistic regression on bags that differ by a point or two: fits, leaving points out, and error bounds."""
+
+from fullconformal.linear.bag import Change, LinearBag, NoMinimiser, at_points, gradient, logits
+from fullconformal.linear.candidates import Counted, Counts, FloatArray, Progress, candidates, comparison, count_all
+from fullconformal.linear.hessian import curvature
+from fullconformal.linear.leave_one_out import bounds, deletion, duals, leave_one_out, score_error
+from fullconformal.linear.newton import CONVERGED, ROUGH, Fits, certify, first_step, refit, rounding
+from fullconformal.losses.relative import margin, probabilities, residual, residual_, second, spread
+
+__all__ = [
+    "CONVERGED",
+    "ROUGH",
+    "Change",
+    "Counted",
+    "Counts",
+    "Fits",
+    "FloatArray",
+    "LinearBag",
+    "NoMinimiser",
+    "Progress",
+    "at_points",
+    "bounds",
+    "candidates",
+    "certify",
+    "comparison",
+    "count_all",
+    "curvature",
+    "deletion",
+    "duals",
+    "first_step",
+    "gradient",
+    "leave_one_out",
+    "logits",
+    "margin",
+    "probabilities",
+    "refit",
+    "residual",
+    "residual_",
+    "rounding",
+    "score_error",
+    "second",
+    "spread",
+]

@@ -1,0 +1,296 @@
+"""A bag of points under L2-penalised logistic regression, and its objective's derivatives for many changed bags at once.
+
+Logits are relative to class 0, f = (0, z) with z = Θᵀx of K = C − 1 values. For two classes that is scikit-learn's
+parametrisation. For more it is softmax regression with its gauge freedom (the same number added to every logit) taken out:
+at the minimum the C weight rows sum to zero, and the penalty of the centred rows is Λ ⊗ (I − 11ᵀ/C). In sum form:
+
+    F(Θ) = Σ_j ℓ(y_j, z_j) + ½ Σ_j Λ_j Θ_jᵀ T Θ_j          T = 1 (two classes), I − 11ᵀ/C (more)
+
+Arrays hold one bag per column, last: Θ (d, K, B), logits (n, K, B); p = d·K. Symmetric K × K matrices are packed (…, Q, B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fullconformal.losses.relative import margin, pairs, probabilities_, residual_
+
+if TYPE_CHECKING:
+    from fullconformal.linear.newton import Base
+
+EPS = torch.finfo(torch.float64).eps
+FEW = 8  # columns of weights for which products of all features are not worth keeping
+MORE = 100  # and for which they are not worth making anew each time
+MEMORY = 2**28  # bytes of such products
+FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
+
+
+class NoMinimiser(ValueError):
+    """No minimiser can be found: the objective's infimum lies at infinity, or too far out for float64."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What each column's bag adds to and leaves out of Z: point x (d, B) with label y (B,), training index removed (B,).
+
+    ``row`` (B,) says which object to be predicted x is, for errors.
+    """
+
+    x: Tensor
+    y: Tensor
+    removed: Tensor | None = None
+    row: Tensor | None = None
+
+    def __getitem__(self, columns: Tensor | slice) -> Change:
+        """The changes of some columns."""
+        removed, row = (None if part is None else part[columns] for part in (self.removed, self.row))
+        return Change(self.x[:, columns], self.y[columns], removed, row)
+
+
+@dataclass(frozen=True)
+class LinearBag:
+    """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept.
+
+    ``start`` (d, K) may hold weights near those of the fit on Z, ``names`` (d,) what errors call the features.
+    """
+
+    X: Tensor
+    y: Tensor
+    n_classes: int
+    penalty: Tensor
+    start: Tensor | None = None
+    names: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.X.dtype != torch.float64:
+            raise ValueError(f"X has dtype {self.X.dtype}; the bounds need float64: pass X.double()")
+
+    @property
+    def K(self) -> int:
+        """Logits per point."""
+        return self.n_classes - 1
+
+    @cached_property
+    def coupling(self) -> Tensor:
+        """The penalty's matrix T (K, K) between classes."""
+        T = torch.eye(self.K, dtype=self.X.dtype, device=self.X.device)
+        return T if self.K == 1 else T - 1.0 / self.n_classes
+
+    @cached_property
+    def base(self) -> Base:
+        """The fit on Z itself, which every other fit starts from."""
+        from fullconformal.linear.newton import base_fit
+
+        return base_fit(self)
+
+    @cached_property
+    def precision(self) -> torch.dtype:
+        """What to take rough leverages in."""
+        from fullconformal.linear.hessian import rough_precision
+
+        return rough_precision(self)
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """The largest |x_ij| of each feature (d,)."""
+        return self.X.abs().amax(0)
+
+    @cached_property
+    def free(self) -> tuple[bool, bool]:
+        """Whether a feature that varies, and whether a constant one (an intercept), is not penalised."""
+        constant = (self.X[0] == self.X).all(0)
+        free = self.penalty == 0
+        return bool((free & ~constant).any()), bool((free & constant & (self.X[0] != 0)).any())
+
+    @property
+    def free_intercept(self) -> bool:
+        """Whether a bag without one of the classes has no minimiser."""
+        return self.free[1]
+
+    def no_minimiser(self, change: Change | None) -> NoMinimiser:
+        """The error that says why no fit of changed bags was found: there is one where all but the intercept is penalised."""
+        if change is not None and (told := self._far_object(change)):
+            return NoMinimiser(told)
+        if self.free[0]:
+            return NoMinimiser(
+                "the logistic regression has no minimiser that can be found: without an l2 penalty there is none where features "
+                "separate the classes of a bag (the points with one added or left out), no single one where they depend on each "
+                "other linearly. Set l2 > 0, or drop such features."
+            )
+        if self.free_intercept and len(self.y.unique()) < self.n_classes:
+            return NoMinimiser("the logistic regression has no minimiser: a class is missing. Give each class a point.")
+        if told := self._wild_feature():
+            return NoMinimiser(told)
+        return NoMinimiser(
+            "the logistic regression has a minimiser too far out for float64: the features separate the classes of a bag (the points "
+            f"with one added or left out), or nearly so, and the penalty n·l2 = {float(self.penalty.max()):.2g} is too small to hold "
+            "the weights. Set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
+        )
+
+    def _far_object(self, change: Change) -> str:
+        """Which object lies farthest beyond the training points, in words; empty where none does."""
+        distance = change.x.abs() / self.largest.clamp(min=1.0)[:, None]
+        j, column = divmod(int(distance.argmax()), distance.shape[1])
+        if distance[j, column] <= FAR:
+            return ""
+        name, others = "an object to be predicted", ""
+        if change.row is not None:
+            name = f"object {int(change.row[column])} of those to be predicted (counted from 0)"
+            far = change.row[distance.amax(0) > FAR].unique().tolist()
+            if len(far) > 1:
+                others = f" Far away are {', '.join(map(str, far[:10]))}{' and others' * (len(far) > 10)}."
+        return (
+            f"{name} lies too far from the training points for float64: its {self._name(j)} is "
+            f"{float(change.x[j, column]):.3g}, in the training points at most {float(self.largest[j]):.3g} in size.{others} "
+            "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
+        )
+
+    def _name(self, j: int) -> str:
+        """A feature in words."""
+        return f"feature {j} (counted from 0, as the model sees it)" if self.names is None else self.names[j]
+
+    def _wild_feature(self) -> str:
+        """Which feature reaches far beyond the distances between its values, in words; empty where none does."""
+        centre = self.X.median(0).values
+        apart = (self.X - centre).abs()
+        typical, most = apart.median(0).values, apart.amax(0)
+        # About the mean without the largest.
+        rest = ((apart / most.clamp(min=EPS)).sum(0) - 1).clamp(min=0.0) * most / len(apart)
+        typical = torch.where(typical > 0, typical, rest)  # of few values that are not the usual one
+        distance = self.largest / torch.where(typical > 0, typical, 1.0)
+        j = int(distance.argmax())
+        if distance[j] <= FAR:
+            return ""
+        return (
+            f"the logistic regression cannot be fitted in float64: {self._name(j)} is "
+            f"{float(self.X[(i := int(self.X[:, j].abs().argmax())), j]):.3g} at training point {i}, while half its values lie within "
+            f"{float(typical[j]):.2g} of {float(centre[j]):.2g}. Look for a wrong unit or a placeholder, or standardise the features "
+            f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
+        )
+
+    @cached_property
+    def _kept(self) -> dict[torch.dtype, Tensor]:
+        return {}
+
+    @cached_property
+    def white(self) -> Tensor:
+        """R⁻¹ (d, d), RRᵀ the mean over classes of the Hessian at the fit on Z: features R⁻¹x have Hessians close to the identity."""
+        d = self.X.shape[1]
+        H = self.base.hessian.view(d, self.K, d, self.K).diagonal(dim1=1, dim2=3).mean(2)
+        eye = torch.eye(d, dtype=H.dtype, device=H.device)
+        R, failed = torch.linalg.cholesky_ex(H)
+        return eye if failed else torch.linalg.solve_triangular(R, eye, upper=False)
+
+    def seen(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Points x (d, ...) in float64 as they are, in float32 whitened: what is conditioned badly would not survive it."""
+        return x if dtype == torch.float64 else (self.white @ x).to(dtype)
+
+    def unseen(self, steps: Tensor, dtype: torch.dtype) -> Tensor:
+        """Steps (d, ...) in parameters of points as `seen`, in those of the points."""
+        return steps if dtype == torch.float64 else self.white.T @ steps.double()
+
+    def gram(self, W: Tensor) -> Tensor:
+        """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), of the training points for columns of weights W (n, J), in their precision."""
+        d = self.X.shape[1]
+        if W.shape[1] <= self._few:
+            x, (i, j) = self.seen(self.X.T, W.dtype), pairs(d, W.device)[0]
+            return torch.stack([((x * w) @ x.T)[i, j] for w in W.T], 1)
+        out = W.new_zeros(d * (d + 1) // 2, W.shape[1])
+        for rows, P in self.products(W.dtype):
+            out.addmm_(P, W[rows])
+        return out
+
+    def quadratic(self, N: Tensor) -> Tensor:
+        """Σ_{i≤j} N_ij x_i x_j (n, J) of the training points for columns of packed N (d(d+1)/2, J), in their precision."""
+        d = self.X.shape[1]
+        if N.shape[1] <= self._few:
+            x, (i, j), full = self.seen(self.X.T, N.dtype), pairs(d, N.device)[0], N.new_zeros(d, d)
+            out = N.new_empty(N.shape[1], len(self.X))
+            for one, into in zip(N.T, out, strict=True):
+                full[i, j] = one
+                torch.sum((full @ x).mul_(x), 0, out=into)
+            return out.T
+        return torch.cat([P.T @ N for _, P in self.products(N.dtype)])
+
+    @property
+    def _few(self) -> int:
+        """Columns up to which weights meet the features one by one."""
+        return FEW if self._step >= len(self.X) else MORE
+
+    @property
+    def _step(self) -> int:
+        """Training points whose products of features fit the memory."""
+        d = self.X.shape[1]
+        return max(1, MEMORY // (4 * d * (d + 1)))
+
+    def products(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Products of the features (d(d+1)/2, k), as `seen`, for slices of training points; kept where they fit the memory."""
+        n, step = len(self.X), self._step
+        if step < n:
+            for start in range(0, n, step):
+                yield slice(start, start + step), _products(self.seen(self.X[start : start + step].T, dtype))
+            return
+        if dtype not in self._kept:
+            self._kept[dtype] = _products(self.seen(self.X.T, dtype))
+        yield slice(0, n), self._kept[dtype]
+
+
+def _products(x: Tensor) -> Tensor:
+    """Products x_i x_j, i ≤ j, (d(d+1)/2, n) of the features of points x (d, n)."""
+    rows = x.contiguous()
+    d, n = rows.shape
+    P = rows.new_empty(d * (d + 1) // 2, n)
+    at = 0
+    for j in range(d):
+        torch.mul(rows[j:], rows[j], out=P[at : at + d - j])
+        at += d - j
+    return P
+
+
+def logits(bag: LinearBag, theta: Tensor) -> Tensor:
+    """Logits (n, K, B) of the training points at Θ (d, K, B)."""
+    d, K, B = theta.shape
+    return (bag.X @ theta.reshape(d, K * B)).view(-1, K, B)
+
+
+def at_points(x: Tensor, theta: Tensor) -> Tensor:
+    """Logits (K, B) of one point x (d, B) per column."""
+    return torch.einsum("db,dkb->kb", x, theta)
+
+
+def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -> Tensor:
+    """F (B,) at Θ (d, K, B), given the logits (n, K, B) of the training points there."""
+    losses = softplus(margin(z, bag.y[:, None]))
+    if change is not None and change.removed is not None:
+        losses[change.removed, torch.arange(len(change.y), device=z.device)] = 0.0
+    F = losses.sum(0) + 0.5 * (bag.penalty[:, None, None] * theta * _coupled(bag, theta)).sum((0, 1))
+    return F if change is None else F + softplus(margin(at_points(change.x, theta), change.y))
+
+
+def _coupled(bag: LinearBag, theta: Tensor) -> Tensor:
+    """TΘ (d, K, B)."""
+    return theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", bag.coupling, theta)
+
+
+def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:
+    """∇F (d, K, B) given the residuals (n, K, B) of the training points, of which those of removed points are set to zero."""
+    d, K, B = theta.shape
+    if change is not None and change.removed is not None:
+        r[change.removed, :, torch.arange(B, device=r.device)] = 0.0
+    G = (bag.X.T @ r.view(-1, K * B)).view(d, K, B)
+    G += bag.penalty[:, None, None] * _coupled(bag, theta)
+    if change is not None:
+        G += change.x[:, None, :] * residual_(probabilities_(at_points(change.x, theta)), change.y)
+    return G
+
+
+def residuals(bag: LinearBag, theta: Tensor) -> Tensor:
+    """Residuals (n, K, B) of the training points at Θ (d, K, B)."""
+    return residual_(probabilities_(logits(bag, theta)), bag.y[:, None])

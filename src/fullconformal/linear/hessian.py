@@ -1,0 +1,160 @@
+"""Hessians of many changed bags at once, their inverses, and the leverages of all points.
+
+A weighted Gram matrix is linear in the weights, Σ_i w_i x_i x_iᵀ, and a leverage x_iᵀMx_i is linear in M: with the products of the
+features of each point laid out once, both are one matrix product for all bags together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from fullconformal.linear.bag import Change, LinearBag, at_points, logits
+from fullconformal.losses.relative import pairs, probabilities, second, spread, unpacked
+
+DECIDES = 1e-4  # relative error of leverages with which all but a few candidates in a hundred are told from all points
+
+
+def hessian(
+    bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero.
+
+    In float32 that of whitened features, RRᵀ taken out on both sides.
+    """
+    d, K, B = theta.shape
+    p, Q = d * K, K * (K + 1) // 2
+    if change is not None and change.removed is not None:
+        S[change.removed, :, torch.arange(B, device=S.device)] = 0.0
+    packed = bag.gram(S.reshape(-1, Q * B).to(dtype))
+    full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
+    H = full.view(B, p, p)
+    penalty = torch.diag(bag.penalty) if dtype == torch.float64 else (bag.white * bag.penalty) @ bag.white.T
+    H += torch.kron(penalty, bag.coupling).to(dtype)
+    if change is not None:
+        x, S = bag.seen(change.x, dtype), unpacked(second(probabilities(at_points(change.x, theta)))).to(dtype)
+        left = torch.einsum("ib,klb->bikl", x, S)
+        H += torch.einsum("bikl,jb->bikjl", left, x).reshape(B, p, p)
+    return H
+
+
+@lru_cache(maxsize=16)
+def _places(d: int, K: int, device: torch.device) -> Tensor:
+    """Where the entries (i, k), (j, l) of a Hessian are among the packed pairs (i, j), (k, l): (p·p,)."""
+    features, classes = pairs(d, device)[1], pairs(K, device)[1]
+    return (features[:, None, :, None] * (K * (K + 1) // 2) + classes[None, :, None, :]).flatten()
+
+
+@contextmanager
+def _one_thread(p: int) -> Iterator[None]:
+    """Factorisations of many small matrices run one by one: threads only wait for one another there."""
+    threads = torch.get_num_threads()
+    if p <= 256:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def factor(H: Tensor) -> Tensor | None:
+    """Cholesky factors (B, p, p) of Hessians; None where one has none."""
+    L: Tensor
+    with _one_thread(H.shape[1]):
+        L, info = torch.linalg.cholesky_ex(H)
+    if bool(info.any()) or not bool(torch.isfinite(L.diagonal(dim1=1, dim2=2)).all()):
+        return None
+    return L
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Inverse Hessians M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,).
+
+    In float32 M is that of whitened features.
+    """
+
+    inverse: Tensor
+    A: Tensor  # (n, Q, B), of the training points
+    A_added: Tensor  # (Q, B), of the added points
+    rounding: Tensor
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """spread(A) (n, B)."""
+        return spread(self.A)
+
+    @cached_property
+    def spread_added(self) -> Tensor:
+        """spread(A) (B,) of the added points."""
+        return spread(self.A_added)
+
+
+def curvature(
+    bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor, dtype: torch.dtype = torch.float64
+) -> Curvature:
+    """Curvature of the columns' bags at Θ (d, K, B), given ℓ'' (n, Q, B) of the training points.
+
+    In float32 about twice as fast, and turned to float64 where a Hessian is too ill-conditioned for it.
+    """
+    d, K, B = theta.shape
+    H = hessian(bag, change, theta, S, dtype)
+    L = factor(H)
+    if L is None:
+        if dtype == torch.float64:
+            raise bag.no_minimiser(change)
+        return curvature(bag, change, theta, S)
+    with _one_thread(d * K):
+        M = torch.cholesky_inverse(L).mT.contiguous()  # symmetric, and laid out by columns
+    flat, corners = M.view(B, -1), _corners(d, K, M.device)
+    packed = flat.index_select(1, corners[0])
+    packed = (packed.mul_(2) if K == 1 else packed.add_(flat.index_select(1, corners[1]))).T.reshape(-1, S.shape[1], B)
+    packed[pairs(d, M.device)[1].diagonal()] *= 0.5
+    A = bag.quadratic(packed.flatten(1)).view_as(S).to(S.dtype)
+    A_added = A.new_zeros(packed.shape[1:])
+    if change is not None:
+        x, (k, m) = bag.seen(change.x, dtype), pairs(K, M.device)[0]
+        U = torch.einsum("bikjl,jb->bikl", M.view(B, d, K, d, K), x)
+        A_added = torch.einsum("bikl,ib->klb", U, x)[k, m].to(A.dtype)
+    return Curvature(M, A, A_added, _rounding(len(bag.X), K, H, M))
+
+
+@lru_cache(maxsize=16)
+def _corners(d: int, K: int, device: torch.device) -> Tensor:
+    """Where the packed pairs (i, j), (k, l) are in an inverse Hessian: at (i, k), (j, l) and at (j, k), (i, l), each (T·Q,)."""
+    (i, j), (k, m) = pairs(d, device)[0][:, :, None], pairs(K, device)[0]
+    return torch.stack([((i * K + k) * d + j) * K + m, ((j * K + k) * d + i) * K + m]).flatten(1)
+
+
+def _rounding(n: int, K: int, H: Tensor, M: Tensor) -> Tensor:
+    """Relative error of A (B,): (p + n^½)Kε times the condition number of H scaled to a unit diagonal, in the norm of row sums.
+
+    Errors of H and of its factor are relative to (H_ii H_jj)^½, those of the sums J M Jᵀ to the row sums of |M| so scaled; and
+    A ≥ diag(Σ_j x_j²/H_jj) over the largest row sum of the scaled |H|.
+    """
+    scale = H.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
+    condition: Tensor = (H.abs() @ scale.reciprocal() / scale).amax((1, 2)) * (M.abs() @ scale * scale).amax((1, 2))
+    return condition.to(torch.float64).mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
+
+
+def rough_precision(bag: LinearBag) -> torch.dtype:
+    """What to take rough leverages in: float32 where the fit on Z is conditioned well enough for them to decide anything.
+
+    Whitening, by R of condition c, errs by c·d units of float64: less than float32 does where the leverages have four digits left.
+    """
+    base = bag.base
+    if not float(_rounding(len(bag.X), bag.K, base.hessian[None], base.inverse[None])) < 1e-3:
+        return torch.float64
+    theta = base.theta[:, :, None]
+    H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))), torch.float32)
+    L = factor(H)
+    if L is None:
+        return torch.float64
+    return (
+        torch.float32 if float(_rounding(len(bag.X), bag.K, H, torch.cholesky_inverse(L))) < DECIDES else torch.float64
+    )

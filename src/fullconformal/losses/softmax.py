@@ -1,0 +1,120 @@
+"""The cross-entropy of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fullconformal.losses.base import Loss
+
+# Pairs of classes for which their sums are formed one by one; T turns them into S by a matrix of that size squared.
+MOST_PAIRS = 512
+
+
+@dataclass(frozen=True)
+class Softmax(Loss):
+    """ℓ = log Σ exp(f) − f_y, to full relative precision: differences that would cancel where a model is sure are not formed."""
+
+    invariant = True
+
+    def mean(self, f: Tensor) -> Tensor:
+        """π (k, C)."""
+        # For few labels the CPU is five times faster along columns: a register then holds several points.
+        if f.is_cuda or f.shape[-1] > 64:
+            return torch.softmax(f, dim=-1)
+        return torch.softmax(f.mT, dim=-2).mT
+
+    def value(self, f: Tensor, y: Tensor) -> Tensor:
+        """log(1 + Σ of the other labels' odds) (k,)."""
+        if f.shape[1] == 2:
+            odds = (f[:, 1] - f[:, 0]) * (1 - 2 * y)
+        else:
+            odds = torch.logsumexp(f.scatter(-1, y[:, None], -torch.inf), -1) - f.gather(-1, y[:, None])[:, 0]
+        return softplus(odds, threshold=50)  # above which 1 is lost in any case
+
+    def residual(self, f: Tensor, y: Tensor) -> Tensor:
+        """π − e_y (k, C); at y it is −Σ of the others, since π_y − 1 would cancel where the model is sure."""
+        if f.shape[1] == 2:
+            sign = (1 - 2 * y).to(f.dtype)
+            other = torch.sigmoid((f[:, 1] - f[:, 0]) * sign).mul_(sign)
+            return torch.stack([-other, other], 1)
+        r = self.mean(f).scatter(-1, y[:, None], 0.0)
+        return r.scatter(-1, y[:, None], -r.sum(-1, keepdim=True))
+
+    def curvature(self, f: Tensor) -> Tensor:
+        """diag(π) − ππᵀ (..., C, C); 1 − π above ½ is the sum of the others, since it would cancel."""
+        pi = self.mean(f)
+        likely = pi > 0.5  # one at most
+        others = torch.where(likely, pi.masked_fill(likely, 0.0).sum(-1, keepdim=True), 1 - pi)
+        S = -pi[..., :, None] * pi[..., None, :]
+        S.diagonal(dim1=-2, dim2=-1).copy_(pi * others)
+        return S
+
+    def root(self, f: Tensor) -> Tensor:
+        """diag(√π) − π√πᵀ (..., C, C)."""
+        root = torch.softmax(f, dim=-1).sqrt()
+        return torch.diag_embed(root) - (root**2)[..., :, None] * root[..., None, :]
+
+    def summed_curvature(self, f: Tensor) -> Tensor:
+        """diag(Σπ) − Σππᵀ (C, C)."""
+        pi = torch.softmax(f, dim=-1)
+        return torch.diag(pi.sum(0)) - pi.T @ pi
+
+    def packed_curvature(self, f: Tensor, T: Tensor) -> Tensor:
+        """The covariance of T's rows under π: Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, in which nothing cancels, for few labels."""
+        k, q = torch.triu_indices(T.shape[1], T.shape[1], device=T.device)
+        c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
+        pi = self.mean(f).T
+        if len(c) <= MOST_PAIRS:
+            rows = T[c] - T[d]
+            return (rows[:, k] * rows[:, q]).T @ (pi[c] * pi[d])
+        # With t the likeliest row, ρ the other probabilities, ν = Σ ρT and μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as
+        # small as ρ where the model is sure, and the rounding is that of the result.
+        top = pi.argmax(0, keepdim=True)
+        rest = pi.scatter(0, top, 0.0)
+        t, nu = T.T.index_select(1, top[0]), T.T @ rest
+        away = nu - rest.sum(0) * t
+        out = ((T[:, k] * T[:, q]).T @ rest).addcmul_(nu[k], t[q], value=-1)
+        return out.addcmul_((t + away)[k], away[q], value=-1)
+
+    def candidates(self, f: Tensor) -> Tensor:
+        """ℓ (..., C) at every label.
+
+        At the likeliest label it is log(1 + Σ of the other odds), as small as e^−gap, where logsumexp(f) − f_y is rounding error. Sure
+        points would tie by the thousand: they were most of the products that pruning had to form.
+        """
+        if f.shape[-1] == 2:
+            return softplus(f.flip(-1) - f, threshold=50)
+        high, top = f.max(-1, keepdim=True)
+        own = softplus(torch.logsumexp(f.scatter(-1, top, -torch.inf), -1, keepdim=True) - high)
+        return (high - f + own).scatter_(-1, top, own)
+
+    def candidate_gradients(self, J: Tensor, f: Tensor) -> Tensor:
+        """Jᵀ(π − e_y) (k, C, o); the likeliest label's is summed by itself, since Jᵀπ − J_y would cancel where the model is sure."""
+        pi = self.mean(f)
+        if f.shape[1] == 2:  # whose gradients are π_1(J_1 − J_0) and π_0(J_0 − J_1)
+            return torch.stack([pi[:, 1], -pi[:, 0]], 1)[:, :, None] * (J[:, 1:] - J[:, :1])
+        x, top = torch.arange(len(f), device=f.device), f.argmax(-1)
+        r = torch.stack([pi, self.residual(f, top)], 1)
+        # One matrix for all points, as of a last layer, meets them in one product.
+        mean, own = (r @ J[0] if J.stride(0) == 0 and len(J) > 1 else r @ J).unbind(1)
+        out = mean[:, None, :] - J
+        out[x, top] = own
+        return out
+
+    def log_proba(self, f: Tensor) -> Tensor:
+        """log π (k, C)."""
+        return torch.log_softmax(f, dim=-1)
+
+    def leverage(self, value: Tensor, influence: Tensor) -> Tensor:
+        """s/(e^ℓ − 1) (k,), because S⁺r = −e_y/π_y up to a constant.
+
+        For two classes this is the leverage; for more a lower bound of the largest eigenvalue of SA, in the direction that removal takes.
+        """
+        return influence / torch.expm1(value).clamp_min(torch.finfo(value.dtype).eps)
+
+
+SOFTMAX = Softmax()

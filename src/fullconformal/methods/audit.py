@@ -1,0 +1,175 @@
+"""An audit: random pairs (x, y), scored by honest refits, beside what the method said of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fullconformal.influence.scores import Progress
+from fullconformal.methods.engines import Differentiable, Engine, Query
+from fullconformal.methods.fitting import minimise
+from fullconformal.models.training import polish
+from fullconformal.problem import Problem
+from fullconformal.sets import members
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Distances between a method and exact refits on random pairs; prints as a table.
+
+    Attributes
+    ----------
+    n_pairs, n_refits : int
+    n_points : int
+        Training points refitted without, a pair; all where it is the size of the bag, else drawn at random.
+    p_method, p_exact : ndarray (n_pairs,)
+        p-values; the exact ones estimated from `n_points` training points where these are not all.
+    score_distance : ndarray
+        |α − exact α| of all refitted points.
+    changed : int
+        Pairs whose label would enter or leave the set at `confidence_level`.
+    """
+
+    n_pairs: int
+    n_points: int
+    n_training: int
+    n_refits: int
+    p_method: npt.NDArray[np.float64]
+    p_exact: npt.NDArray[np.float64]
+    score_distance: npt.NDArray[np.float64]
+    confidence_level: float
+
+    @property
+    def p_distance(self) -> npt.NDArray[np.float64]:
+        """|p − exact p| (n_pairs,)."""
+        return np.abs(self.p_method - self.p_exact)
+
+    @property
+    def changed(self) -> int:
+        method, exact = (members(p, 1 - self.confidence_level) for p in (self.p_method, self.p_exact))
+        return int((method != exact).sum())
+
+    def __str__(self) -> str:
+        part = "" if self.n_points == self.n_training else f" ({self.n_points} of {self.n_training} points a pair)"
+        part = part if self.n_refits else ": the method is full CP itself"
+        far = self.score_distance
+        score = f"{far.mean():.2e} / {far.max():.2e}" if len(far) else "none: the method orders, it does not score"
+        rows = [
+            ("pairs (object, label)", f"{self.n_pairs}"),
+            ("refits", f"{self.n_refits}{part}"),
+            ("score distance, mean / largest", score),
+            ("p-value distance, mean / largest", f"{self.p_distance.mean():.2e} / {self.p_distance.max():.2e}"),
+            (f"labels that change sides at {self.confidence_level:.0%}", f"{self.changed} of {self.n_pairs}"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+class Refits:
+    """Minimisers of F over changed bags, each started from θ_Z: Newton for linear problems, L-BFGS for others."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.work = Problem(copy.deepcopy(problem.model), problem.X, problem.y, 0.0, problem.chunk)
+        self.start = problem.theta
+        self.penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
+
+    def loss(self, X: Tensor, y: Tensor, at: Tensor, label: Tensor) -> float:
+        """Loss of the point (at, label) under the fit on (X, y)."""
+        self.work.assign(self.start)
+        bag = Problem(self.work.model, X, y, self.penalty, self.problem.chunk)
+        if bag.is_linear:
+            minimise(bag)
+        else:
+            polish(bag.model, X, y, self.penalty, tol=1e-5, max_iter=60)
+        return float(bag.loss.value(bag.logits(at[None]), label[None])[0])
+
+
+def audit_pair(
+    refits: Refits, x: Tensor, label: Tensor, points: Tensor, q: float, progress: Callable[[], None]
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Exact scores of some training points (k,) and of the candidate (x, label), by refits."""
+    problem = refits.problem
+    X, y = torch.cat([problem.X, x[None]]), torch.cat([problem.y, label[None]])
+    if q == 0:
+        refits.loss(X, y, x, label)
+        f = refits.work.logits(torch.cat([problem.X[points], x[None]]))
+        progress()
+        out = problem.loss.value(f, torch.cat([problem.y[points], label[None]])).double().cpu().numpy()
+        return out[:-1], float(out[-1])
+    alpha = np.zeros(len(points))
+    for k, i in enumerate(points.tolist()):
+        keep = torch.arange(len(y), device=y.device) != i
+        alpha[k] = refits.loss(X[keep], y[keep], problem.X[i], problem.y[i])
+        progress()
+    refits.work.assign(refits.start)
+    return alpha, float(problem.loss.value(refits.work.logits(x[None]), label[None])[0])
+
+
+def audit_engine(
+    engine: Engine,
+    X: npt.NDArray[np.generic],
+    query: Query,
+    n_pairs: int,
+    max_refits: int,
+    level: float,
+    rng: np.random.RandomState,
+    progress: Progress | None,
+) -> Audit:
+    """Audit of an engine on random pairs of X (m, ...) and labels."""
+    if not isinstance(engine, Differentiable) and not engine.valid:
+        raise ValueError(
+            "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
+        )
+    if not isinstance(engine, Differentiable):
+        return _exact_already(engine, X, query, n_pairs, level, rng)
+    problem, n = engine.problem, engine.n
+    n_points = n if query.q == 0 else min(n, max_refits // n_pairs)
+    total = n_pairs * (1 if query.q == 0 else n_points)
+    refits, done = Refits(problem), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    p_method, p_exact, distances = [], [], []
+    for _ in range(n_pairs):
+        at, label = rng.randint(len(X)), rng.randint(problem.n_classes)
+        points = torch.as_tensor(np.sort(rng.choice(n, n_points, replace=False)), device=problem.y.device)
+        greater, equal = engine.counts(X[at : at + 1], query)
+        x = engine.inputs(X[at : at + 1])[0]
+        exact, own = audit_pair(refits, x, torch.tensor(label, device=problem.y.device), points, query.q, tick)
+        above = float(greater[0, label] + equal[0, label])
+        p_method.append((1 + above) / (n + 1))
+        told = engine.scores(X[at : at + 1], query)
+        if told is None:
+            p_exact.append((1 + n * (exact >= own).mean()) / (n + 1))
+            continue
+        alpha, tau = told[0][0, label][points.cpu().numpy()], told[1][0, label]
+        distances.append(np.abs(alpha - exact))
+        # What the drawn points say of the difference is carried over to all.
+        shift = (exact >= own).mean() - (alpha >= tau).mean()
+        p_exact.append((1 + min(max(above + n * shift, 0.0), n)) / (n + 1))
+    far = np.concatenate(distances) if distances else np.empty(0)
+    return Audit(n_pairs, n_points, n, total, np.array(p_method), np.array(p_exact), far, level)
+
+
+def _exact_already(
+    engine: Engine, X: npt.NDArray[np.generic], query: Query, n_pairs: int, level: float, rng: np.random.RandomState
+) -> Audit:
+    """The audit of a method that is full CP itself: its p-values are those of refits, and nothing is to be repeated."""
+    p = []
+    for _ in range(n_pairs):
+        greater, equal = engine.counts(X[(at := rng.randint(len(X))) : at + 1], query)
+        label = rng.randint(greater.shape[1])
+        p.append((1 + float(greater[0, label] + equal[0, label])) / (engine.n + 1))
+    values = np.array(p)
+    return Audit(n_pairs, engine.n, engine.n, 0, values, values, np.empty(0), level)

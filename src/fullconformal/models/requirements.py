@@ -1,0 +1,110 @@
+"""What can be wrapped: the estimator's kind, its outputs and its classes, checked before anything is fitted to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.pipeline import Pipeline
+from torch import Tensor, nn
+
+from fullconformal.losses.base import NotFinite
+from fullconformal.models.adapters import check_objective, is_skorch, supported
+from fullconformal.models.heads import find_head
+
+COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+
+
+def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
+    """The transformers of a Pipeline (None where there are none) and the classifier at its end."""
+    if isinstance(estimator, Pipeline):
+        return (estimator[:-1] if len(estimator) > 1 else None), estimator[-1]
+    return None, estimator
+
+
+def check_instance(estimator: Any) -> None:
+    """Raise where a class was given instead of one of its instances."""
+    if isinstance(estimator, type):
+        raise TypeError(
+            f"estimator={estimator.__name__} is a class; give an instance of it, {estimator.__name__}(...)."
+        )
+
+
+def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = None) -> None:
+    """Raise where the estimator cannot be wrapped, before anything is fitted."""
+    _, final = split_pipeline(estimator)
+    check_instance(final)
+    if head is not None:
+        if not isinstance(final, nn.Module):
+            raise ValueError(
+                f"head={head!r} names a layer of a torch.nn.Module, but estimator is {type(final).__name__}."
+            )
+        find_head(final, head)
+    if isinstance(final, nn.Module):
+        check_module(final, frozen_allowed=head is not None)
+    elif final is not None:
+        if not supported(final):
+            raise TypeError(
+                f"estimator={type(final).__name__} cannot be wrapped: give None, a torch.nn.Module, scikit-learn's "
+                "LogisticRegression, MLPClassifier or KNeighborsClassifier, a skorch NeuralNetClassifier, or a Pipeline that "
+                "ends in one of these. Any other classifier works with SplitConformalClassifier and CVPlusClassifier; and here with "
+                "method='exact', by a refit for every training point and candidate, which takes long."
+            )
+        if l2 is not None:
+            raise ValueError(f"l2={l2!r} was given, but {type(final).__name__} brings its own penalty; set it there.")
+        check_objective(final)
+
+
+def check_module(module: nn.Module, frozen_allowed: bool) -> None:
+    """Raise for modules whose loss is not a sum over points, or that have nothing to fit."""
+    if not frozen_allowed and not any(q.requires_grad for q in module.parameters()):
+        raise ValueError("estimator has no trainable parameters; full conformal prediction needs a model that learns.")
+    coupled = [type(part).__name__ for part in module.modules() if isinstance(part, COUPLES_POINTS) and part.training]
+    if coupled:
+        raise ValueError(
+            f"estimator holds {', '.join(sorted(set(coupled)))} in training mode, where the loss of a point is random or depends "
+            "on other points; call estimator.eval() first (a trained model: with prefit=True)."
+        )
+
+
+def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
+    """Raise unless the module maps X to one finite logit a class, of every object by itself."""
+    try:
+        with torch.no_grad():
+            out, single = module(X[:2]), module(X[:1])
+    except RuntimeError as error:
+        raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != n_classes:
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(
+            f"estimator must return logits of shape (batch, {n_classes}), one a class found in y, but returned {shape}; "
+            "change its last layer, or give training labels of all its classes."
+        )
+    if not torch.isfinite(out).all():
+        raise NotFinite("estimator returns logits that are not finite on the training data; check its weights and X.")
+    if single.shape != out[:1].shape:
+        raise ValueError(
+            f"estimator must return logits of shape (1, {n_classes}) for a batch of one, but returned {tuple(single.shape)}; leave out "
+            "squeeze(), which drops that axis."
+        )
+    if not torch.allclose(single, out[:1], rtol=0.0, atol=0.01 * float(out.abs().max())):
+        raise ValueError(
+            "estimator returns other logits for an object by itself than beside another one: it is random, or lets objects of a batch "
+            "depend on each other. Full conformal prediction needs a loss of each point alone; leave such layers out."
+        )
+    if bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-5).all()):
+        raise ValueError(
+            "estimator returns probabilities: its outputs are positive and sum to 1; logits are needed, so leave out its last Softmax."
+        )
+
+
+def check_classes(fitted: Any, classes: np.ndarray) -> None:
+    """Raise unless a fitted estimator knows just these classes."""
+    known = getattr(fitted, "classes_", None)
+    if known is None:
+        raise ValueError(f"estimator={type(fitted).__name__} is not fitted; fit it first or leave prefit=False.")
+    if not is_skorch(fitted) and list(known) != list(classes):
+        raise ValueError(
+            f"y has classes {classes.tolist()}, but the fitted estimator knows {np.asarray(known).tolist()}; give its training data."
+        )

@@ -1,0 +1,147 @@
+"""Tasks that joblib runs on this machine or on a cluster, their results kept as they come.
+
+A worker that is lost costs the tasks it had: Dask gives them to another, and where that cannot be (data that only it held or was about
+to get, a pool of processes that is broken) what is unfinished is started again here. A cluster that is lost is an error of its
+own, which says where the finished parts are.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, CancelledError
+from typing import Any
+
+import joblib
+from joblib.parallel import get_active_backend
+
+from fullconformal.pvalues import FloatArray
+from fullconformal.runtime.checkpoint import Parts
+
+Call = tuple[Any, ...]  # a function and its arguments
+
+ATTEMPTS = 5  # at the same tasks, without one more of them finished
+IDLE = 30.0  # seconds for which workers may have no task of ours, as large data are on their way; twice as many at each attempt
+# Dask's loss of data, a pool's loss of a process, joblib's end of patience (its own type), joblib's wait for a first worker.
+TROUBLE = (CancelledError, BrokenExecutor, multiprocessing.TimeoutError, TimeoutError)
+
+
+class ClusterError(RuntimeError):
+    """The workers are lost, or lose every task they are given. Finished parts are in the checkpoint's folder, where there is one."""
+
+
+def workers(n_jobs: int | None, parts: Parts) -> int:
+    """Number of tasks that run at once; waits a moment for a cluster that has no worker yet."""
+    client = cluster()
+    if client is not None and client.status != "running":
+        raise lost(parts, f"its client is {client.status}")
+    try:
+        return int(joblib.effective_n_jobs(n_jobs))
+    except TimeoutError as error:
+        raise lost(parts, "it has no worker") from error
+
+
+def cluster() -> Any:
+    """Dask's client where joblib's active backend is a cluster, else None."""
+    return getattr(get_active_backend()[0], "client", None)
+
+
+def finished(calls: Mapping[str, Call], parts: Parts, n_jobs: int | None) -> Iterator[tuple[str, FloatArray]]:
+    """Name and result of every call, as they finish and after they are kept."""
+    left, attempts = dict(calls), 0
+    while left:
+        before, client = len(left), cluster()
+        try:
+            for name, result in as_finished(left, n_jobs, IDLE * 2**attempts):
+                parts.write(name, result)
+                del left[name]
+                yield name, result
+        except Exception as error:
+            gone = client is not None and not staffed(client)
+            if not gone and not isinstance(error, TROUBLE):
+                raise
+            attempts = attempts + 1 if len(left) == before else 1
+            if gone or attempts == ATTEMPTS:
+                reason = str(error) or ("no worker is left" if gone else "its workers do not finish their tasks")
+                raise lost(parts, f"{reason}; {len(left)} of {len(calls)} parts are unfinished") from error
+            parts.say(f"workers were lost: {len(left)} parts are started again")
+
+
+def as_finished(calls: Mapping[str, Call], n_jobs: int | None, idle: float) -> Iterator[tuple[str, FloatArray]]:
+    """Name and result of joblib's calls as they come; wave by wave from a backend that gives back lists only."""
+    jobs = [joblib.delayed(_named)(name, *call) for name, call in calls.items()]
+    backend = get_active_backend()[0]
+    patience = Patience(backend.client, backend.wait_for_workers_timeout, idle) if cluster() is not None else None
+    try:
+        pool = joblib.Parallel(n_jobs=n_jobs, batch_size=1, return_as="generator_unordered", timeout=patience)
+    except ValueError:
+        pool = joblib.Parallel(n_jobs=n_jobs, batch_size=1)
+        wave = 4 * joblib.effective_n_jobs(n_jobs)
+        for at in range(0, len(jobs), wave):
+            yield from pool(jobs[at : at + wave])
+    else:
+        yield from pool(jobs)
+
+
+def _named(name: str, function: Callable[..., FloatArray], *args: Any) -> tuple[str, FloatArray]:
+    return name, function(*args)
+
+
+def lost(parts: Parts, reason: str) -> ClusterError:
+    """The error that says what is left of the work."""
+    if parts.folder is None:
+        kept = "nothing was kept, as no checkpoint was given: with checkpoint='a folder' a run that is started again goes on."
+    else:
+        kept = (
+            f"what was finished is kept in {str(parts.folder)!r}: the same call with the same data goes on from there."
+        )
+    return ClusterError(f"the cluster is lost ({reason}). {kept[0].upper()}{kept[1:]}")
+
+
+def staffed(client: Any) -> bool:
+    """Whether a cluster can be reached and has workers."""
+    try:
+        return client.status == "running" and bool(client.ncores())
+    except (OSError, TimeoutError):
+        return False
+
+
+class Patience(float):
+    """A timeout for joblib, which asks whether it is below the time waited while no result comes: once nothing goes on, not before.
+
+    Dask waits for workers for ever, and joblib for tasks that Dask has given up or never got, because a worker died while data went
+    to it: all look like a long task from here.
+    """
+
+    client: Any
+    grace: float
+    idle: float
+    asked: float
+    well: float
+
+    def __new__(cls, client: Any, grace: float, idle: float) -> Patience:
+        self = super().__new__(cls, math.inf)
+        self.client, self.grace, self.idle = client, grace, idle
+        self.asked = self.well = time.monotonic()
+        return self
+
+    def __lt__(self, waited: float) -> bool:
+        now = time.monotonic()
+        if now - self.asked < 1:
+            return False
+        silent = now - self.asked > 10  # results came meanwhile, so nobody asked
+        manned = staffed(self.client)
+        if silent or (manned and self.busy()):
+            self.well = time.monotonic()
+        self.asked = time.monotonic()
+        return self.asked - self.well > (self.idle if manned else self.grace)
+
+    def busy(self) -> bool:
+        """Whether the workers have tasks or results of joblib's."""
+        try:
+            held = [*self.client.processing().values(), *self.client.has_what().values()]
+        except (OSError, TimeoutError):
+            return False
+        return any(str(key).startswith("batch_of_") for keys in held for key in keys)

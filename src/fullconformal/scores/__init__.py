@@ -1,1 +1,0 @@
-"""How nonconforming each training point and each candidate is."""
