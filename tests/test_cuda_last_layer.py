@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from fullconformal import FullConformalClassifier
 from fullconformal.last_layer import counts as layer_counts
-from fullconformal.last_layer.bag import Passing
+from fullconformal.last_layer.bag import Collector
 from fullconformal.last_layer.counts import has_kernels, last_layer_counts
 from fullconformal.models import mlp
 
@@ -55,9 +55,9 @@ def bags(n, m, d, n_classes, device, half):
     logits = phi @ W.T / d**0.5 * 3
     y = torch.multinomial(torch.softmax(logits, 1), 1, generator=g)[:, 0]
     W, phi, logits, y = (part.to(device) for part in (W, phi, logits, y))
-    passing = Passing(d + 1, n_classes, W.device, torch.float32, n)
-    passing.add(phi[:n], logits[:n], y[:n])
-    bag = passing.finish(W.double(), torch.full((d + 1,), 0.01, dtype=torch.float64, device=device), 0.0, 1.0, half)
+    collector = Collector(d + 1, n_classes, W.device, torch.float32, n)
+    collector.add(phi[:n], logits[:n], y[:n])
+    bag = collector.finish(W.double(), torch.full((d + 1,), 0.01, dtype=torch.float64, device=device), 0.0, 1.0, half)
     return bag, phi[n:], logits[n:]
 
 

@@ -7,7 +7,7 @@ from interpreter import interpret
 
 from fullconformal.last_layer import counts as layer_counts
 from fullconformal.last_layer import kernels
-from fullconformal.last_layer.bag import Passing
+from fullconformal.last_layer.bag import Collector
 from fullconformal.last_layer.counts import last_layer_counts
 
 
@@ -44,9 +44,9 @@ def test_the_whole_path_through_the_kernels(monkeypatch, q):
     phi, W = torch.randn(320, 6, generator=g), torch.randn(4, 6, generator=g)
     logits = phi @ W.T
     y = torch.multinomial(torch.softmax(logits, 1), 1, generator=g)[:, 0]
-    passing = Passing(6, 4, torch.device("cpu"), torch.float32)
-    passing.add(phi[:310], logits[:310], y[:310])
-    bag = passing.finish(W.double(), torch.full((6,), 0.01).double(), 0.0, 1.0, False)
+    collector = Collector(6, 4, torch.device("cpu"), torch.float32)
+    collector.add(phi[:310], logits[:310], y[:310])
+    bag = collector.finish(W.double(), torch.full((6,), 0.01).double(), 0.0, 1.0, False)
     plain = last_layer_counts(bag, phi[310:], logits[310:], q)
     interpret(monkeypatch, kernels)
     monkeypatch.setattr(layer_counts, "has_kernels", lambda like: True)

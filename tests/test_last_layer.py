@@ -6,7 +6,7 @@ import torch
 
 from fullconformal.curvature.base import CurvatureError
 from fullconformal.last_layer import counts as layer_counts
-from fullconformal.last_layer.bag import Passing, kronecker_factors
+from fullconformal.last_layer.bag import Collector, kronecker_factors
 from fullconformal.last_layer.counts import last_layer_counts
 
 SCHEMES = [0.0, 0.5, 1.0]
@@ -24,13 +24,13 @@ def draw(n, m=7, d=4, n_classes=3, seed=0):
 
 
 def bag_of(W, phi, logits, y, penalty=(0.05, 0.05), q=1.0, dtype=torch.float64, half=False, sizes=(37,), expected=None):
-    passing = Passing(phi.shape[1], logits.shape[1], phi.device, dtype, expected)
+    collector = Collector(phi.shape[1], logits.shape[1], phi.device, dtype, expected)
     at, k = 0, 0
     while at < len(y):
         part = slice(at, at + sizes[k % len(sizes)])
-        passing.add(phi[part].to(dtype), logits[part], y[part])
+        collector.add(phi[part].to(dtype), logits[part], y[part])
         at, k = part.stop, k + 1
-    return passing.finish(W, penalties(phi.shape[1], penalty), 0.0, q, half)
+    return collector.finish(W, penalties(phi.shape[1], penalty), 0.0, q, half)
 
 
 def penalties(d, penalty):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullconformal.comparison import compare
-    from fullconformal.estimators.base import ConformalWarning
     from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
     from fullconformal.estimators.full import FullConformalClassifier
     from fullconformal.estimators.jackknife import JackknifePlusClassifier
     from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
+    from fullconformal.methods.base import ConformalWarning
     from fullconformal.runtime.tasks import ClusterError
     from fullconformal.storage import StorageError
 
@@ -35,7 +35,7 @@ __all__ = [
 _HOMES = {
     "AggregatedConformalClassifier": "fullconformal.estimators.split",
     "ClusterError": "fullconformal.runtime.tasks",
-    "ConformalWarning": "fullconformal.estimators.base",
+    "ConformalWarning": "fullconformal.methods.base",
     "CrossConformalClassifier": "fullconformal.estimators.cross",
     "CVPlusClassifier": "fullconformal.estimators.cross",
     "FullConformalClassifier": "fullconformal.estimators.full",

@@ -19,7 +19,7 @@ from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.models.adapters import is_logistic
-from fullconformal.models.requirements import split_pipeline
+from fullconformal.models.pipelines import split_pipeline
 from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
 from fullconformal.runtime.progress import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
@@ -126,7 +126,7 @@ def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test:
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
     grid = np.union1d(out.levels, GRID)
     path = _path(method, X_test, p, grid)
-    method._check_reachable(out.levels)  # warns where the data are too few for one
+    method.warn_unreachable(out.levels)  # warns where the data are too few for one
     sets = path[:, :, np.searchsorted(grid, out.levels)]
     out.records.extend(measure(name, p, sets, path, out.y, out.levels, out.classes))
     out.records.extend(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())

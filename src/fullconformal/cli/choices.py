@@ -28,7 +28,7 @@ def check_model(model: str) -> None:
 
 def make_factory(name: str) -> Any:
     """The factory that the user named on the command line; modules of the working folder are found, as with `python -m`."""
-    from fullconformal.storage import Factory
+    from fullconformal.storage.modules import Factory
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

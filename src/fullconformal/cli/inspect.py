@@ -51,7 +51,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
 
 def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     """What there is to know about a predictor, as JSON."""
-    from fullconformal.models.requirements import split_pipeline
+    from fullconformal.models.pipelines import split_pipeline
 
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {
@@ -63,7 +63,7 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     }
     if hasattr(clf, "method_"):
         facts["method"] = f"{clf.method_}, {clf.scheme}"
-        facts["points"] = len(clf._labels)
+        facts["points"] = clf.n_samples_fit_
         try:
             diagnostics = clf.diagnose()
             facts["diagnostics"], facts["warnings"] = str(diagnostics), diagnostics.warnings

@@ -61,7 +61,7 @@ def predict(
     levels = sorted(set(confidence)) or [clf.confidence_level]
     clf.set_params(verbose=int(not talk.quiet and not beside))
     with talk.warnings_as_notes():
-        clf._check_reachable(np.asarray(levels))
+        clf.warn_unreachable(np.asarray(levels))
         p = clf.predict_epsilon(X)
         point = clf.predict(X)
     sets = prediction_sets(p, np.asarray(levels))

@@ -1,21 +1,27 @@
 """Curvatures: ways to form and factorise 𝓗."""
 
 from fullconformal.curvature.base import Curvature, CurvatureError, Factor
-from fullconformal.curvature.dense import DenseCurvature, DenseFactor
-from fullconformal.curvature.dual import Dual, DualFactor
+from fullconformal.curvature.dense import DenseCurvature
+from fullconformal.curvature.dual import Dual
 from fullconformal.curvature.ekfac import EKFAC
 from fullconformal.curvature.ggn import GGN
 from fullconformal.curvature.hessian import Hessian
 from fullconformal.curvature.kfac import KFAC
-from fullconformal.curvature.kronecker import KroneckerFactor, Part
-from fullconformal.curvature.layers import Place, is_layer
+from fullconformal.curvature.layers import is_layer
 
-#: what factors are made of, which a saved predictor holds
-FACTORS = (DenseFactor, KroneckerFactor, Part, Place, DualFactor)
+#: curvatures by the name that users give; of the last layer alone the GGN, or a Kronecker product
+CURVATURES: dict[str, type[Curvature]] = {
+    "hessian": Hessian,
+    "ggn": GGN,
+    "kfac": KFAC,
+    "ekfac": EKFAC,
+    "last_layer": GGN,
+    "dual": Dual,
+}
 
 __all__ = [
+    "CURVATURES",
     "EKFAC",
-    "FACTORS",
     "GGN",
     "KFAC",
     "Curvature",

@@ -21,6 +21,7 @@ from fullconformal.curvature.base import (
     smallest_eigenvalue,
 )
 from fullconformal.problem import Problem
+from fullconformal.storage import savable
 
 MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
 IN_PLACE = 1024  # parameters from which the inverse is worth another library
@@ -28,6 +29,7 @@ LARGE = 4096  # parameters up to which a copy of 𝓗 costs nothing
 IDLE = 8  # one parameter in so many must be idle for the copy to pay and to fit
 
 
+@savable
 @dataclass(frozen=True)
 class DenseFactor(Factor):
     """𝓗 = LLᵀ where it is positive definite; P L U, without a half, where it is not."""

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty, smallest_eigenvalue
 from fullconformal.problem import Problem, flat
+from fullconformal.storage import savable
 
 
+@savable
 @dataclass(frozen=True)
 class DualFactor(Factor):
     """half and back are (I + BᵀB)^-½ and Λ^-½, in one order and the other."""
@@ -49,6 +51,7 @@ class DualFactor(Factor):
         return (self._apply(rows.double()) / self.root).to(rows.dtype)
 
 
+@savable
 @dataclass(frozen=True)
 class Dual(Curvature):
     """Gauss–Newton curvature by Woodbury's identity; needs a penalty on every parameter, and n·C·p numbers of memory."""

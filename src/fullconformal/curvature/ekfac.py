@@ -12,8 +12,10 @@ from fullconformal.curvature.kronecker import Basis, Kronecker
 from fullconformal.curvature.layers import passes
 from fullconformal.problem import Problem
 from fullconformal.runtime.precision import tensor_cores
+from fullconformal.storage import savable
 
 
+@savable
 @dataclass(frozen=True)
 class EKFAC(Kronecker):
     """Eigenvalue-corrected Kronecker-factored curvature: of all that are diagonal in K-FAC's basis, the nearest to the GGN's block."""

@@ -9,8 +9,10 @@ from torch import Tensor
 from fullconformal.curvature.dense import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
 from fullconformal.problem import Problem
+from fullconformal.storage import savable
 
 
+@savable
 @dataclass(frozen=True)
 class GGN(DenseCurvature):
     """Gauss–Newton curvature; the default for networks."""

@@ -11,8 +11,10 @@ from torch.func import grad, jvp, vmap
 from fullconformal.curvature.dense import DenseCurvature
 from fullconformal.curvature.structured import dense_curvature
 from fullconformal.problem import Problem
+from fullconformal.storage import savable
 
 
+@savable
 @dataclass(frozen=True)
 class Hessian(DenseCurvature):
     """Exact curvature; indefinite for most networks, equal to the GGN for linear models."""

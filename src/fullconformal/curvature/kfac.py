@@ -9,8 +9,10 @@ from torch import Tensor
 
 from fullconformal.curvature.kronecker import Basis, Kronecker
 from fullconformal.problem import Problem
+from fullconformal.storage import savable
 
 
+@savable
 @dataclass(frozen=True)
 class KFAC(Kronecker):
     """Kronecker-factored curvature: 𝓗 = G ⊗ A + Λ for each Linear and Conv2d layer, nothing between layers."""

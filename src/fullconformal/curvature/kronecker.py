@@ -22,6 +22,7 @@ from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite
 from fullconformal.curvature.layers import KEPT, Layer, Place, joined, passes, positions, pulled, read_layers, record
 from fullconformal.problem import Problem
 from fullconformal.runtime.precision import full_precision, tensor_cores
+from fullconformal.storage import savable
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes
 
@@ -37,6 +38,7 @@ class Basis:
     alpha: Tensor
 
 
+@savable
 @dataclass(frozen=True)
 class Part:
     """A layer's part of the factor: its place, left V (o, o), right D^-½U (i, i), and (λ+1)^-½ (o, i)."""
@@ -119,6 +121,7 @@ class LayerHalves(Halves):
         return max(1, min(self.problem.chunk, self.memory // (numbers * self.problem.X.element_size())))
 
 
+@savable
 @dataclass(frozen=True)
 class KroneckerFactor(Factor):
     """𝓗 diagonal in a product basis, layer by layer: half maps a gradient (o, i) to (λ+1)^-½ ∘ (VᵀG D^-½U)."""

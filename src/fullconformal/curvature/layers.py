@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from fullconformal.curvature.base import CurvatureError
 from fullconformal.problem import Problem
+from fullconformal.storage import savable
 
 # Numbers, for each output of a layer, that a pass forward keeps and one back passes on; five or six in a ResNet.
 KEPT = 8
@@ -25,6 +26,7 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
 
 
+@savable
 @dataclass(frozen=True)
 class Place:
     """A matrix (o, i) in the flat vector, from `start`. Its last column, the bias, lies behind the weights where `apart`, else in line."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
@@ -24,20 +20,16 @@ from fullconformal.estimators.inputs import (
     check_columns,
     check_names,
     check_rows,
-    contents,
     labels,
     native,
     takes_missing,
     unmasked,
     validated,
 )
-from fullconformal.models.requirements import split_pipeline
+from fullconformal.models.pipelines import split_pipeline
+from fullconformal.storage import StorageError, expect, require
 
 Array = npt.NDArray[Any]
-
-
-class ConformalWarning(UserWarning):
-    """Something a user of conformal prediction should know before trusting the sets."""
 
 
 class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -47,6 +39,13 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     estimator: Any
     n_samples_fit_: int
     confidence_level: float
+    class_conditional: bool
+    _sample: Any  # the first training objects as they were given
+
+    def _keep(self, given: dict[str, Any]) -> None:
+        """Keep a constructor's parameters, its `locals()`, as they are."""
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
 
     @abstractmethod
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
@@ -68,11 +67,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         **options
             Those of `predict_p`, where the method has it.
         """
-        p: Any = self._epsilon(X, **options)
+        p: Any = self.predict_p(X, **options)
         return np.asarray(p[1] if isinstance(p, tuple) else p)  # of bounds, the upper gives valid sets
-
-    def _epsilon(self, *args: Any, **options: Any) -> Any:
-        return self.predict_p(*args, **options)
 
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
@@ -114,7 +110,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("as_labels=True needs one confidence_level; call predict_set once for each level.")
         check_is_fitted(self)
         if confidence_level is not None and not options.get("smoothing") and options.get("weights") is None:
-            self._check_reachable(levels)
+            self.warn_unreachable(levels)
         p = self.predict_epsilon(X, **options)
         proba = None if allow_empty else self.predict_proba(X)
         chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
@@ -176,22 +172,23 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             path, p, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
             n_train=getattr(self, "n_samples_fit_", None), images=images,
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
-            proba=self.predict_proba(X), diagnostics=self._in_words(),
+            proba=self.predict_proba(X), diagnostics=self.notes(),
         )  # fmt: skip
 
     def _beside(self, X: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """By the name of the method, the largest ε (m, C) of this one, and those of others or what was given for them."""
-        if self._name() in others:
-            raise ValueError(f"others has a method named {self._name()!r}, as this one is; give it another name.")
-        methods = {self._name(): self, **others}
+        if self.display_name in others:
+            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
+        methods = {self.display_name: self, **others}
         return {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
 
-    def _name(self) -> str:
+    @property
+    def display_name(self) -> str:
         """What the method is called beside others."""
         family = type(self).__name__.removesuffix("Classifier").removesuffix("Conformal")
         return family.replace("Plus", "+") if "Plus" in family else f"{family.lower()} CP"
 
-    def _in_words(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What a reader of the sets should know, a sentence each; a warning begins with "!"."""
         return []
 
@@ -211,11 +208,55 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         StorageError
             Where a part cannot be saved; it says which, and what to do.
         """
-        from fullconformal.estimators.saving import save  # the engines it knows build on this module
+        from fullconformal.estimators.saving import save  # which knows every estimator
 
         save(self, path, factory=factory)
 
-    def _check_reachable(self, levels: npt.NDArray[np.float64]) -> None:
+    def state(self) -> dict[str, Any]:
+        """What is saved: parameters and fitted attributes; of the estimator its fit only where it came fitted."""
+        params = self.get_params(deep=False)
+        params["estimator"] = self.estimator if params.get("prefit") else clone(self.estimator, safe=False)
+        if "checkpoint" in params:
+            params["checkpoint"] = None
+        for name, remedy in (("random_state", 0), ("cv", None)):
+            value = params.get(name)
+            if value is not None and not isinstance(value, (int, np.integer, list)):
+                raise StorageError(f"{name}={value!r} cannot be saved; call clf.set_params({name}={remedy}) first.")
+        return {"params": params, "fitted": {name: value for name, value in vars(self).items() if name not in params}}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The classifier again, not yet verified."""
+        clf = cls(**expect(state["params"], dict))
+        if isinstance(clf.estimator, nn.Module):
+            clf.estimator = clf.estimator.cpu()
+        fitted = expect(state["fitted"], dict)
+        for name in fitted:
+            known = not name.startswith("__") and not callable(getattr(cls, name, None))
+            require(known, f"attribute {name[:40]!r}")
+        clf.__dict__.update(fitted)
+        return clf
+
+    @abstractmethod
+    def verify(self) -> None:
+        """Raise a StorageError where a loaded classifier is not whole."""
+
+    def verify_labels(self) -> int:
+        """The number of classes, which must be distinct and in order."""
+        classes = self.classes_
+        require(isinstance(classes, np.ndarray) and classes.ndim == 1 and len(classes) > 1, "classes")
+        require(bool((classes[:-1] < classes[1:]).all()), "classes")
+        require(isinstance(self.confidence_level, float) and 0 < self.confidence_level < 1, "confidence level")
+        require(isinstance(self.class_conditional, bool), "class_conditional")
+        return len(classes)
+
+    def verify_p(self) -> None:
+        """Raise unless the classifier gives p-values of the objects it kept."""
+        p = self.predict_epsilon(self._sample)
+        whole = p.shape == (_num_samples(self._sample), len(self.classes_))
+        require(whole and bool(((p >= 0) & (p <= 1)).all()), "p-values")
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
         """Warn of confidence levels at which sets hold all labels, whatever the object; nothing to warn of by default."""
 
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
@@ -225,8 +266,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y = y if isinstance(y, str) and y == "no_validation" else labels(y)
         check_names(X)
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
-        head, final = split_pipeline(self.estimator)
-        if head is None:
+        transformers, final = split_pipeline(self.estimator)
+        if transformers is None:
             if self._is_plain(X, y, reset):
                 self.n_features_in_ = X.shape[1]
                 return X if isinstance(y, str) else (X, y)
@@ -255,39 +296,3 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labelled = type(y) is np.ndarray and y.shape == (len(X),) and y.dtype.kind in "biu"
         with np.errstate(over="ignore", invalid="ignore"):
             return (labelled or isinstance(y, str)) and bool(np.isfinite(X.sum()))
-
-    def _uniform(self, X: Any, n_classes: int, seed: int | None = None) -> npt.NDArray[np.float64]:
-        """The uniforms (m, C) of smoothed p-values: one an object, a function of the seed, the object, and how many equal ones came before.
-
-        So an object has the same p-values in any batch, objects that come one at a time do not share a uniform, and neither do equal
-        objects in a batch: their errors would be the same, and coverage would depend on the seed as if there were few objects.
-        """
-        if seed is None:
-            seed = int(check_random_state(getattr(self, "random_state", None)).randint(2**31))
-        key = seed.to_bytes(8, "big")
-        u, seen = np.empty(_num_samples(X)), Counter[bytes]()
-        for row, content in enumerate(contents(X)):
-            digest = own = blake2b(content, digest_size=8, key=key).digest()
-            if before := seen[own]:
-                digest = blake2b(own + before.to_bytes(8, "big"), digest_size=8, key=key).digest()
-            seen[own] += 1
-            u[row] = int.from_bytes(digest, "big") / 2**64
-        return np.broadcast_to(u[:, None], (len(u), n_classes))
-
-
-def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:
-    """Warn where a level needs more points of a kind than there are: sizes (1,) of all, or (C,) of each class."""
-    smallest, highest = int(sizes.min()), float(levels.max())
-    if not sets.members(np.array(1 / (smallest + 1)), 1 - highest):
-        return
-    who, what = "", "every set holds all labels"
-    if len(sizes) > 1:
-        name = classes.tolist()[int(sizes.argmin())]
-        who, what = f" of class {name!r}", f"every set holds {name!r}"
-    warnings.warn(
-        f"confidence_level={highest:g} needs more than the {smallest} {kind} point{'s' * (smallest != 1)}{who} there "
-        f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
-        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
-        ConformalWarning,
-        stacklevel=stacklevel + 1,
-    )

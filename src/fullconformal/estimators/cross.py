@@ -2,114 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import KFold
+from sklearn.utils.validation import check_is_fitted
 
-from fullconformal import pvalues
-from fullconformal.estimators.calibrated import CalibratedClassifier, FloatArray, IntArray, Part
-from fullconformal.estimators.checks import check_whole
-
-
-class PooledClassifier(CalibratedClassifier):
-    """Base of cross-conformal prediction, CV+ and jackknife+: comparisons counted over all folds together."""
-
-    def _fit_folds(self, X: Any, y: IntArray, parts: list[Part], rng: np.random.RandomState) -> None:
-        """Train on each fold's complement and score the fold."""
-        check_folds(parts, len(y))
-        for k, (train, _) in enumerate(parts):
-            self._check_trained(y[train], f"what trains for fold {k} of {len(parts)}", self._remedy)
-        uniform = rng.uniform(size=len(y))
-        self._parts = [
-            self._calibrated(model, log_proba, y[rest], uniform[rest])
-            for (model, log_proba), (_, rest) in zip(self._fit_parts(X, y, parts), parts, strict=True)
-        ]
-
-    _remedy = "take other folds (n_folds, random_state)"
-
-    def _pooled(self, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
-        """Points above and tied with every candidate, (m, C) each, over all folds."""
-        counts = [self._counts(part, X, uniform) for part in self._parts]
-        return np.sum([greater for greater, _ in counts], axis=0), np.sum([equal for _, equal in counts], axis=0)
-
-    def _rank(self, X: Any, *, smoothing: bool = False) -> FloatArray:
-        """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1), (m, C); smoothed where asked for."""
-        X = self._objects(X)
-        greater, equal = self._pooled(X, self._score_uniforms(X))
-        return pvalues.p_values(greater, equal, self._sizes, uniform=self._smoothing(X, smoothing))
+from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.held_out import HeldOut, check_reachable, no_options, no_p_values, objects, start
+from fullconformal.estimators.validation import check_flag, check_held_out, check_whole
+from fullconformal.storage import savable
 
 
-def check_folds(parts: list[Part], n: int) -> None:
-    """Raise unless every one of n points is scored once, by a model that has not seen it."""
-    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
-    if len(scored) > n or (scored != 1).any():
+def check_params(clf: Any) -> None:
+    """Raise where a parameter cannot be meant."""
+    check_held_out(clf)
+    check_whole("n_folds", clf.n_folds, 2, "a whole number ≥ 2")
+    if clf.cv is not None and not (hasattr(clf.cv, "split") or isinstance(clf.cv, list)):
         raise ValueError(
-            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
-            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
-        )
-    for k, (train, rest) in enumerate(parts):
-        if len(np.intersect1d(train, rest)):
-            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
-
-
-class PlusRule(PooledClassifier):
-    """The rule of CV+ and jackknife+, which has no p-values but is had from `_rank` as they are."""
-
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
-        """Raise: the method has no p-values; see `predict_epsilon`."""
-        raise ValueError(
-            f"{type(self).__name__} has no p-values: its rule compares a label with each point by the model without that point, which "
-            "guarantees 1 − 2ε. predict_epsilon(X) gives the largest ε at which each label is still in the set, by that rule."
+            f"cv={clf.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
         )
 
-    def _epsilon(self, X: Any, **options: Any) -> Any:
-        if options:
-            raise TypeError(
-                f"{type(self).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
-                "which leaves no ties to be broken; leave it out."
-            )
-        return self._rank(X)
+
+def fit_folds(clf: Any, X: Any, y: Any) -> HeldOut:
+    """Train on all folds but one, score that one, for each fold of (X, y)."""
+    check_params(clf)
+    begun = start(clf, X, y)
+    y = begun.bag.y
+    if clf.cv is None and clf.n_folds > len(y):
+        raise ValueError(f"n_folds={clf.n_folds!r} exceeds the {len(y)} points given; take at most as many.")
+    # At random, not class by class: what is left out must be exchangeable with what is to come.
+    cv = KFold(clf.n_folds, shuffle=True, random_state=begun.seed) if clf.cv is None else clf.cv
+    pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(y), 1)), y)
+    parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
+    return begun.held_out(begun.folds(parts, "take other folds (n_folds, random_state)"), y)
 
 
-class FoldsClassifier(PooledClassifier):
-    """Constructor and fit of cross-conformal prediction and CV+."""
-
-    n_folds: int
-    cv: Any
-
-    def __init__(
-        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
-        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
-        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
-        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
-    ):  # fmt: skip
-        self._keep(locals())
-
-    def _check_params(self) -> None:
-        super()._check_params()
-        check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
-        if self.cv is not None and not (hasattr(self.cv, "split") or isinstance(self.cv, list)):
-            raise ValueError(
-                f"cv={self.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
-            )
-
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train on all folds but one, score that one, for each fold of (X, y)."""
-        X, index, rng = self._start(X, y)
-        if self.cv is None and self.n_folds > len(index):
-            raise ValueError(f"n_folds={self.n_folds!r} exceeds the {len(index)} points given; take at most as many.")
-        # At random, not class by class: what is left out must be exchangeable with what is to come.
-        cv = KFold(self.n_folds, shuffle=True, random_state=self._seed) if self.cv is None else self.cv
-        pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(index), 1)), index)
-        parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
-        self._fit_folds(X, index, parts, rng)
-        self._finish(index)
-        return self
-
-
-class CVPlusClassifier(PlusRule, FoldsClassifier):
+@savable
+class CVPlusClassifier(ConformalClassifier):
     """CV+ (Romano, Sesia and Candès 2020): every point trains all models but one, and is scored by that one.
 
     A label y of object x is in the set when #{i : s_i < s^(−k(i))(x, y)} < (1 − ε)(n + 1), where s^(−k) is the score by the model that
@@ -142,8 +73,54 @@ class CVPlusClassifier(PlusRule, FoldsClassifier):
     (75, 3)
     """
 
+    _held_out: HeldOut
 
-class CrossConformalClassifier(FoldsClassifier):
+    def __init__(
+        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
+        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
+        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
+        self._keep(locals())
+
+    def fit(self, X: Any, y: Any) -> CVPlusClassifier:
+        """Train on all folds but one, score that one, for each fold of (X, y)."""
+        self._held_out = fit_folds(self, X, y)
+        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
+        return self
+
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+        """Raise: the method has no p-values; see `predict_epsilon`."""
+        raise no_p_values(self)
+
+    def predict_epsilon(self, X: Any, **options: Any) -> npt.NDArray[np.float64]:
+        """The largest ε (m, C) at which each label is still in the set, by the rule of CV+.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        """
+        no_options(self, options)
+        check_is_fitted(self)
+        return self._held_out.p_values(objects(self, X))
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Mean probabilities (m, C) of the models; they carry no guarantee."""
+        check_is_fitted(self)
+        return self._held_out.proba(objects(self, X))
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
+        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
+
+    def verify(self) -> None:
+        check_params(self)
+        self._held_out.verify(self.verify_labels())
+        self.verify_p()
+
+
+@savable
+class CrossConformalClassifier(ConformalClassifier):
     """Cross-conformal prediction (Vovk 2015): split conformal prediction with each fold in turn, ranks pooled.
 
     The p-value of a label is (1 + Σ_k #{i in fold k : s_i ≥ s^(−k)(x, y)})/(n + 1), where s^(−k) is the score by the model that has not
@@ -167,6 +144,22 @@ class CrossConformalClassifier(FoldsClassifier):
     (75, 3)
     """
 
+    _held_out: HeldOut
+
+    def __init__(
+        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
+        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
+        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
+        self._keep(locals())
+
+    def fit(self, X: Any, y: Any) -> CrossConformalClassifier:
+        """Train on all folds but one, score that one, for each fold of (X, y)."""
+        self._held_out = fit_folds(self, X, y)
+        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
+        return self
+
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """Pooled p-values (m, C) of every label, columns as in ``classes_``.
 
@@ -177,4 +170,19 @@ class CrossConformalClassifier(FoldsClassifier):
         smoothing : bool, default=False
             Break ties at random.
         """
-        return self._rank(X, smoothing=smoothing)
+        check_is_fitted(self)
+        check_flag("smoothing", smoothing)
+        return self._held_out.p_values(objects(self, X), smoothing)
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Mean probabilities (m, C) of the models; they carry no guarantee."""
+        check_is_fitted(self)
+        return self._held_out.proba(objects(self, X))
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
+        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
+
+    def verify(self) -> None:
+        check_params(self)
+        self._held_out.verify(self.verify_labels())
+        self.verify_p()

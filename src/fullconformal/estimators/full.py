@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import ConformalWarning
-from fullconformal.estimators.checks import check_flag, check_weights
-from fullconformal.estimators.inputs import encode_labels, first_rows
-from fullconformal.estimators.trust import FullTrust
+from fullconformal.diagnostics import Diagnostics
+from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
+from fullconformal.estimators.recalibration import Recalibration, check_fresh
+from fullconformal.estimators.validation import (
+    DTYPES,
+    SCHEMES,
+    check_flag,
+    check_full,
+    check_scores,
+    check_stream,
+    check_weights,
+    check_whole,
+    device_of,
+    warn_unreachable,
+)
 from fullconformal.last_layer.stream import Stream, is_stream
-from fullconformal.methods.convex import Symmetric
-from fullconformal.methods.fitting import fit_transformer
-from fullconformal.methods.last_layer import check_stream, prefit_engine
-from fullconformal.methods.making import make_engine
-from fullconformal.models.requirements import split_pipeline
+from fullconformal.losses import LOSSES
+from fullconformal.methods.audit import Audit, audit_fitted
+from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query
+from fullconformal.methods.convex import FittedSymmetric
+from fullconformal.methods.select import METHODS, select
+from fullconformal.models.pipelines import fit_transformer, needs_labels, split_pipeline, transform
 from fullconformal.runtime.progress import progress_bar
+from fullconformal.runtime.tasks import Work, say_nothing
+from fullconformal.storage import StorageError, require, savable
 
 
-class FullConformalClassifier(FullTrust):
+@savable
+class FullConformalClassifier(ConformalClassifier):
     """Prediction sets by full conformal prediction from one fit: every labelled point trains and calibrates.
 
     Parameters
@@ -40,17 +60,18 @@ class FullConformalClassifier(FullTrust):
     approximation : {"direct", "indirect", "newton"}, default="direct"
         Of the influence on the loss; of the model evaluated at shifted parameters; by a Newton step with updated curvature.
     curvature : str or Curvature, default="auto"
-        The matrix 𝓗: "hessian"; "ggn", the Gauss–Newton matrix, for linear models the Hessian; "dual" and "cg" are the same without writing
-        it out, for n·C < p and for moderate n. "block" keeps what lies within layers, "ekfac" and "kfac" approximate that for Linear
-        and Conv2d layers of any size, "last_layer" is the GGN of the last linear layer; what they leave out is held fixed.
-        "last_layer_kron" approximates that by a Kronecker product: millions of points and thousands of classes, from one pass. "auto"
-        is the GGN where it fits memory_budget and ten minutes, else "dual" where that does, else "ekfac", else "last_layer"; `diagnose`
-        shows the choice and the estimates.
+        The matrix 𝓗: "hessian"; "ggn", the Gauss–Newton matrix, for linear models the Hessian; "dual", the same without writing it out,
+        for n·C < p. "ekfac" and "kfac" approximate what lies within Linear and Conv2d layers of any size, "last_layer" is the GGN of the
+        last linear layer; what they leave out is held fixed. "last_layer_kron" approximates that by a Kronecker product: millions of
+        points and thousands of classes, from one pass. "auto" is the GGN where it fits memory_budget and ten minutes, else "dual" where
+        that does, else "ekfac", else "last_layer"; `diagnose` shows the choice and the estimates.
     damping : float, optional
         Added to the mean-form curvature. By default 0 where the factorisation succeeds, else the smallest that works.
     l2 : float, optional
         λ of (1/n)Σℓ + (λ/2)|θ|², for the built-in logistic regression (default 1e-3, intercept free) and modules (default 1e-2, all
         parameters). scikit-learn and skorch estimators bring their own.
+    loss : "softmax" or Loss, default="softmax"
+        What a module is trained by and scored with; other classifiers bring their own.
     prefit : bool, default=False
         Take the estimator as it is; `fit` is then given the data it was trained on.
     head : str, optional
@@ -91,6 +112,8 @@ class FullConformalClassifier(FullTrust):
         Number of points learnt from.
     method_ : str
         The method that was taken.
+    method_reason_ : str
+        Why it was taken.
 
     Notes
     -----
@@ -112,6 +135,39 @@ class FullConformalClassifier(FullTrust):
     [[0], [1]]
     """
 
+    _fitted: Fitted
+    _labels: npt.NDArray[np.int64]  # indices (n,)
+    _transformer: Any
+    _input_shape: tuple[int, ...]
+    _recalibration: Recalibration | None
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        method: str = "auto",
+        scheme: str = "deleted",
+        approximation: str = "direct",
+        curvature: Any = "auto",
+        damping: float | None = None,
+        l2: float | None = None,
+        loss: Any = "softmax",
+        prefit: bool = False,
+        head: str | None = None,
+        confidence_level: float = 0.9,
+        class_conditional: bool = False,
+        prune: bool | str = "auto",
+        max_epochs: int = 200,
+        device: str = "auto",
+        dtype: str = "auto",
+        memory_budget: float = 4.0,
+        n_jobs: int | None = None,
+        checkpoint: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        self._keep(locals())
+
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> FullConformalClassifier:
@@ -126,46 +182,83 @@ class FullConformalClassifier(FullTrust):
         y : array-like (n,)
             Labels; None where X yields them, which must then be the indices of the network's outputs.
         """
-        self._check_params()
-        head, final = split_pipeline(self.estimator)
+        check_full(self)
+        transformers, final = split_pipeline(self.estimator)
+        config = self._config()
         if is_stream(X):
             check_stream(self, y)
-            self._fit_stream(X)
-            return self._tell()
-        X, y = self._checked(X, y, reset=True)
-        self.classes_, index = encode_labels(y)
-        self.n_samples_fit_ = len(index)
-        self.method_ = self._method(final)
-        self._sample = first_rows(X)
-        self._transformer, X = fit_transformer(head, X, y, self.prefit)
-        if self.method_ == "influence":
-            self._check_memory(final, X, len(self.classes_))
-        self._input_shape = tuple(X.shape[1:])
+            for name in ("n_features_in_", "feature_names_in_", "_sample"):  # of an earlier fit to arrays
+                self.__dict__.pop(name, None)
+            self._transformer, bag = None, Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
+        else:
+            X, y = self._checked(X, y, reset=True)
+            classes, index = encode_labels(y)
+            self._sample = first_rows(X)
+            self._transformer, X = fit_transformer(transformers, X, y, self.prefit)
+            bag = Bag(X, index, classes)
+        selection = select(final, self.method, config, bag.X)
+        self.method_, self.method_reason_ = selection.method.name, selection.reason
         with progress_bar("training", bool(self.verbose)) as progress:
-            settings = self._settings(progress)
-            self._labels = index
-            self._recalibration = None
-            self._engine = make_engine(self, self.method_, self.classes_, final, X, index, settings)
-        return self._tell()
-
-    def _fit_stream(self, X: Any) -> None:
-        """Fit to the pairs (object, label) that a dataset or loader yields."""
-        self.method_, self._transformer, self._recalibration = "influence", None, None
-        for name in ("n_features_in_", "feature_names_in_", "_sample"):  # of an earlier fit to arrays
-            self.__dict__.pop(name, None)
-        with progress_bar("training points", bool(self.verbose)) as progress:
-            engine = prefit_engine(self, Stream(X), progress)
-        self.classes_, self._labels, self._input_shape = np.arange(engine.n_classes), engine.labels, engine.input_shape
+            fitted = selection.method.fit(bag, replace(config, progress=progress))
+        self._fitted, self._recalibration, self._labels = fitted, None, fitted.labels
         self.n_samples_fit_ = len(self._labels)
-        self._engine = engine
-
-    def _tell(self) -> FullConformalClassifier:
-        """Warn of what must be known before the sets are trusted."""
-        told = [self._caveat] if self._engine.valid else self._engine.warnings
+        streamed = isinstance(bag.X, Stream)
+        self.classes_ = np.arange(fitted.n_classes) if streamed else bag.classes
+        self._input_shape = fitted.input_shape if streamed else tuple(bag.X.shape[1:])
+        told = [self._caveat] if fitted.guarantee == "exact" else fitted.warnings
         if any(told):
-            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
-        self._check_reachable(np.asarray(self.confidence_level), stacklevel=4)
+            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
+        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=3)
         return self
+
+    def _config(self) -> Config:
+        """How to fit, resolved from the parameters and the machine."""
+        # Fits must be the same when a killed run is started again.
+        resumes = self.method == "exact" or self.checkpoint is not None
+        fixed = resumes and self.random_state is None
+        return Config(
+            l2=self.l2,
+            prefit=self.prefit,
+            head=self.head,
+            max_epochs=self.max_epochs,
+            loss=LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
+            curvature=self.curvature,
+            damping=self.damping,
+            q=SCHEMES[self.scheme],
+            approximation=self.approximation,
+            prune=self.prune,
+            device=device_of(self.device, self.estimator),
+            dtype=DTYPES[self.dtype],
+            memory=int(self.memory_budget * 2**30),
+            seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)),
+            work=self._work(),
+            verbose=bool(self.verbose),
+        )
+
+    def _work(self) -> Work:
+        """Who does the work."""
+        return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
+
+    @property
+    def _caveat(self) -> str:
+        """What the guarantee of an exact method lacks, in words; empty where nothing."""
+        transformers, _ = split_pipeline(self.estimator)
+        steps = (
+            []
+            if transformers is None
+            else [type(step).__name__ for _, step in transformers.steps if needs_labels(step)]
+        )
+        if steps and not self.prefit:
+            return (
+                f"{', '.join(steps)} learned from the labels and was not refitted for each candidate, so the sets are not exactly "
+                "valid; fit it on other data (prefit=True), or leave it out"
+            )
+        if self.head is not None and not self.prefit:
+            return (
+                "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
+                "that has not seen them (prefit=True) they are exact"
+            )
+        return ""
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -193,31 +286,161 @@ class FullConformalClassifier(FullTrust):
         """
         check_flag("smoothing", smoothing)
         X = self._prepare_inputs(X)
-        self._check_scores()
-        train, own = check_weights(weights, len(self._labels), len(X))
-        y = self._labels
-        compared: Any = {"class_conditional": self.class_conditional, "weights": train}
-        weight = None if self._engine.separable else pvalues.comparison_weight(y, len(self.classes_), **compared)
-        total = pvalues.comparison_total(y, len(self.classes_), **compared)
+        check_scores(self)
+        points, own = check_weights(weights, len(self._labels), len(X))
+        total = pvalues.comparison_total(
+            self._labels, len(self.classes_), class_conditional=self.class_conditional, weights=points
+        )
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         with progress_bar("p-values", bool(self.verbose)) as progress:
-            query = self._query(
-                weight=weight, progress=progress, points=train, class_conditional=self.class_conditional
-            )
+            query = self._query(points=points, progress=progress)
             if bounds:
-                assert isinstance(self._engine, Symmetric)
-                return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._engine.bounds(X, query))
-            greater, equal = self._engine.counts(X, query)
-        uniform = self._uniform(X, greater.shape[1]) if smoothing else None
+                assert isinstance(self._fitted, FittedSymmetric)
+                return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._fitted.bounds(X, query))
+            greater, equal = self._fitted.counts(X, query)
+        uniform = None
+        if smoothing:
+            uniform = uniforms(X, int(check_random_state(self.random_state).randint(2**31)))[:, None]
         if self._recalibration is None:
             return pvalues.p_values(greater, equal, total, own, uniform)
-        return self._recalibrated(X, pvalues.p_values(greater, equal, total, own), weights, uniform)
+        p = pvalues.p_values(greater, equal, total, own)
+        return self._recalibration.p_values(self._fitted, X, p, self._meaning(), weights, uniform)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)
-        return np.exp(self._engine.log_proba(X))
+        return np.exp(self._fitted.log_proba(X))
 
-    def _name(self) -> str:
+    def _prepare_inputs(self, X: Any) -> Any:
+        """Checked objects as the model sees them."""
+        check_is_fitted(self)
+        X = self._checked(X, reset=False)
+        X = X if self._transformer is None else transform(self._transformer, X)
+        if tuple(X.shape[1:]) != self._input_shape:
+            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
+        return X
+
+    def _query(self, **asked: Any) -> Query:
+        conditional = self.class_conditional
+        return Query(
+            SCHEMES[self.scheme],
+            self.approximation,
+            self.prune,
+            class_conditional=conditional,
+            work=self._work(),
+            **asked,
+        )
+
+    # Trust ------------------------------------------------------------------------------------------------------------
+
+    def diagnose(self) -> Diagnostics:
+        """What to know before trusting the approximation; prints as a table."""
+        check_is_fitted(self)
+        return replace(self._fitted.diagnostics, caveat=self._caveat)
+
+    def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
+        """Compare with exact refits on random pairs of an object of X and a label.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects to draw from.
+        n_pairs : int, default=20
+        max_refits : int, default=2000
+            Where n refits a pair are more than this allows, that many training points are drawn at random.
+        random_state : int, RandomState or None, default=0
+
+        Returns
+        -------
+        Audit
+            Prints as a table.
+        """
+        check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+        check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        X = self._prepare_inputs(X)
+        if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
+            raise ValueError(
+                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no recalibration."
+            )
+        rng = check_random_state(random_state)
+        with progress_bar("refits", bool(self.verbose)) as progress:
+            return audit_fitted(
+                self._fitted, X, self._query(), n_pairs, max_refits, self.confidence_level, rng, progress
+            )  # fmt: skip
+
+    def recalibrate(self, X: Any, y: Any) -> FullConformalClassifier:
+        """Make the p-values exactly valid with fresh labelled points that were not given to `fit`.
+
+        The p-value of a fresh point's true label is a split-conformal score: from now on `predict_p` returns
+        p′ = (1 + #{p_j ≤ p})/(m + 1), where equal p-values are ordered by the model's loss (an overfitted model gives
+        many labels the smallest p-value there is). The order of labels stays as it was.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            A few hundred objects.
+        y : array-like (m,)
+            Their labels.
+        """
+        check_is_fitted(self)
+        index = check_fresh(X, y, self.classes_)
+        self._recalibration = None
+        p = self.predict_p(X)
+        self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), p, index, self._meaning())
+        return self
+
+    def _meaning(self) -> tuple[Any, ...]:
+        """What the meaning of a recalibrated p-value rests on."""
+        return self.scheme, self.approximation, self.class_conditional
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
+        """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
+        fresh = self._recalibration
+        labels, kind = (self._labels, "training") if fresh is None else (fresh.labels, "fresh")
+        sizes = pvalues.comparison_total(labels, len(self.classes_), class_conditional=self.class_conditional)
+        warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
+
+    def notes(self) -> list[str]:
+        if self._fitted.guarantee == "exact":
+            kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
+            return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
+        told = self.diagnose()
+        facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
+        return [
+            *(f"! {_sentence(text)}" for text in told.warnings),
+            facts if told.warnings else f"{facts} Nothing to warn of.",
+        ]
+
+    @property
+    def display_name(self) -> str:
         return f"full CP ({self.method_}, {self.scheme})"
+
+    # Saved ------------------------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Raise unless a loaded classifier is complete, consistent, and gives p-values of the objects it kept."""
+        check_full(self)
+        n_classes, fitted, labels = self.verify_labels(), self._fitted, self._labels
+        require(isinstance(fitted, Fitted) and self.method_ in METHODS and fitted.method == self.method_, "method")
+        require(labels.dtype == np.int64 and labels.shape == (fitted.n,), "labels")
+        require(bool(((labels >= 0) & (labels < n_classes)).all()) and np.array_equal(fitted.labels, labels), "labels")
+        if self._recalibration is not None:
+            self._recalibration.verify(n_classes)
+        if not hasattr(self, "_sample"):  # fitted to a stream, which kept no object: tried on one of zeros
+            shape = self._input_shape
+            sizes = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= 2**24
+            require(sizes, "shape of objects")
+            self._sample = np.zeros((1, *shape))
+        elif not fitted.holds(self._prepare_inputs(self._sample)):
+            raise StorageError(
+                "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
+            )
+        proba = self.predict_proba(self._sample)
+        require(proba.shape[1:] == (n_classes,) and bool(np.isfinite(proba).all()), "model")
+        if fitted.quick:
+            self.verify_p()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -207,3 +209,20 @@ def _different(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]
         return np.unique(y, return_inverse=True)
     present = np.bincount(y.astype(np.int64, copy=False)) > 0
     return np.flatnonzero(present).astype(y.dtype), (present.cumsum() - 1)[y]
+
+
+def uniforms(X: Any, seed: int) -> npt.NDArray[np.float64]:
+    """Uniforms (m,), one per object: a function of the seed, the object, and how many equal ones came before.
+
+    So an object has the same p-values in any batch, objects that come one at a time do not share a uniform, and neither do equal
+    objects in a batch: their errors would be the same, and coverage would depend on the seed as if there were few objects.
+    """
+    key, seen = seed.to_bytes(8, "big"), Counter[bytes]()
+    u = np.empty(_num_samples(X))
+    for row, content in enumerate(contents(X)):
+        digest = own = blake2b(content, digest_size=8, key=key).digest()
+        if before := seen[own]:
+            digest = blake2b(own + before.to_bytes(8, "big"), digest_size=8, key=key).digest()
+        seen[own] += 1
+        u[row] = int.from_bytes(digest, "big") / 2**64
+    return u

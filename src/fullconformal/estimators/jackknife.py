@@ -6,23 +6,36 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.nn.functional import pad
 
 from fullconformal import pvalues
-from fullconformal.estimators.calibrated import FloatArray
-from fullconformal.estimators.cross import PlusRule
+from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.held_out import (
+    FloatArray,
+    HeldOut,
+    check_reachable,
+    check_trained,
+    no_options,
+    no_p_values,
+    objects,
+    own_scores,
+    start,
+)
+from fullconformal.estimators.validation import check_held_out
 from fullconformal.linear import at_points, leave_one_out
-from fullconformal.methods.convex import Symmetric
-from fullconformal.methods.fitting import fit_problem
+from fullconformal.losses import SOFTMAX
+from fullconformal.methods.convex import FittedSymmetric, Symmetric
 from fullconformal.models.adapters import check_objective, is_logistic
+from fullconformal.storage import expect, require, savable
 
-BLOCK, MEMORY = 2**22, 2**30  # entries of scores held at a time; bytes for the solver
+BLOCK = 2**22  # entries of scores held at a time
 EPS = float(np.finfo(np.float64).eps)
 
 
-class JackknifePlusClassifier(PlusRule):
+@savable
+class JackknifePlusClassifier(ConformalClassifier):
     """Jackknife+ (Barber et al. 2021; for labels Romano, Sesia and Candès 2020): every point is scored by the model without it.
 
     A label y of object x is in the set when #{i : s_i < s^(−i)(x, y)} < (1 − ε)(n + 1), where s^(−i) is the score by the model that has
@@ -58,6 +71,11 @@ class JackknifePlusClassifier(PlusRule):
     ((75, 3), 1)
     """
 
+    _held_out: HeldOut
+    _linear: LeaveOneOut | None  # the n models of a logistic regression, and their points' labels and scores
+    _labels: npt.NDArray[np.int64]
+    _alpha: FloatArray
+
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", randomized: bool = True,
         k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
@@ -66,47 +84,79 @@ class JackknifePlusClassifier(PlusRule):
     ):  # fmt: skip
         self._keep(locals())
 
-    _remedy = "leave that class out"
-
     def fit(self, X: Any, y: Any) -> JackknifePlusClassifier:
         """Fit the model to (X, y) without each point in turn, and score that point."""
-        X, index, rng = self._start(X, y)
-        self._linear: LeaveOneOut | None = None
+        check_held_out(self)
+        begun = start(self, X, y)
+        bag, remedy = begun.bag, "leave that class out"
+        every = np.arange(len(bag.y))
+        self._linear, parts = None, []
         if is_fast(self.estimator):
-            for i in np.flatnonzero(np.bincount(index)[index] == 1):
-                self._check_trained(np.delete(index, i), f"what trains without point {i}", self._remedy)
-            problem = fit_problem(self.estimator, X, index, self.classes_, self._settings())
-            self._linear, self._labels = LeaveOneOut(Symmetric(problem, MEMORY)), index
-            scores = self._scores(self._linear.of_training_points(), rng.uniform(size=len(index)))
-            self._alpha = scores[np.arange(len(index)), index]
+            for i in np.flatnonzero(np.bincount(bag.y)[bag.y] == 1):
+                check_trained(np.delete(bag.y, i), bag.classes, f"what trains without point {i}", remedy)
+            linear = LeaveOneOut.of(Symmetric(self.estimator).fit(bag, begun.config))
+            uniform = begun.rng.uniform(size=len(bag.y)) if self.randomized else None
+            self._labels, self._alpha = bag.y, own_scores(begun.score, linear.of_training_points(), bag.y, uniform)
+            self._linear = linear
         else:
-            every = np.arange(len(index))
-            self._fit_folds(X, index, [(np.delete(every, i), every[i : i + 1]) for i in every], rng)
-        self.n_fits_ = len(index) if self._linear is None else 1
-        self._finish(index)
+            parts = begun.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
+        self._held_out = begun.held_out(parts, bag.y)
+        self.n_fits_ = len(bag.y) if self._linear is None else 1
+        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
         return self
+
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+        """Raise: the method has no p-values; see `predict_epsilon`."""
+        raise no_p_values(self)
+
+    def predict_epsilon(self, X: Any, **options: Any) -> npt.NDArray[np.float64]:
+        """The largest ε (m, C) at which each label is still in the set, by the rule of jackknife+.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        """
+        no_options(self, options)
+        check_is_fitted(self)
+        X, held = objects(self, X), self._held_out
+        return held.p_values(X) if self._linear is None else pvalues.p_values(*self._counts(X), held.sizes)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model fitted to all points where there is one, else the mean of the n models'."""
-        X = self._objects(X)
-        return super().predict_proba(X) if self._linear is None else np.exp(self._linear.engine.log_proba(X))
+        check_is_fitted(self)
+        X = objects(self, X)
+        return self._held_out.proba(X) if self._linear is None else np.exp(self._linear.fitted.log_proba(X))
 
-    def _pooled(self, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
-        if self._linear is None:
-            return super()._pooled(X, uniform)
-        self._linear.engine.log_proba(X)  # names an object that cannot be computed with
-        n, n_classes = len(self._labels), len(self.classes_)
+    def _counts(self, X: Any) -> tuple[FloatArray, FloatArray]:
+        """Points above and tied with every candidate, (m, C) each, by the n models of a logistic regression."""
+        assert self._linear is not None
+        self._linear.fitted.log_proba(X)  # names an object that cannot be computed with
+        score, uniform, n, n_classes = (
+            self._held_out.score,
+            self._held_out.uniform(X),
+            len(self._labels),
+            len(self.classes_),
+        )
         weight = pvalues.comparison_weight(self._labels, n_classes, class_conditional=self.class_conditional)
         counts = []
         width = max(1, BLOCK // (n * n_classes))
         for at in range(0, len(X), width):
             log_proba = self._linear(X[at : at + width])
             u = None if uniform is None else uniform[at : at + width].repeat(n)
-            tau = self._scores(log_proba.reshape(-1, n_classes), u).reshape(log_proba.shape)
-            own = self._rounding(tau, log_proba, EPS)
-            counts.append(pvalues.count(self._alpha[:, None], tau, own, weight, axis=1))
+            tau = score.scores(log_proba.reshape(-1, n_classes), u).reshape(log_proba.shape)
+            tie = score.rounding(tau, log_proba, EPS)
+            counts.append(pvalues.count(self._alpha[:, None], tau, tie, weight, axis=1))
         greater, equal = zip(*counts, strict=True)
         return np.concatenate(greater), np.concatenate(equal)
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
+        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
+
+    def verify(self) -> None:
+        check_held_out(self)
+        self._held_out.verify(self.verify_labels())
+        self.verify_p()
 
 
 def is_fast(estimator: Any) -> bool:
@@ -120,24 +170,40 @@ def is_fast(estimator: Any) -> bool:
     return True
 
 
+@savable
 class LeaveOneOut:
     """The n logistic regressions on all points but one."""
 
-    def __init__(self, engine: Symmetric):
-        self.engine = engine
-        self.theta = leave_one_out(engine.bag).theta  # (d, K, n)
+    def __init__(self, fitted: FittedSymmetric, theta: Tensor):
+        self.fitted, self.theta = fitted, theta  # (d, K, n)
+
+    @classmethod
+    def of(cls, fitted: FittedSymmetric) -> LeaveOneOut:
+        """From the fit on all points."""
+        return cls(fitted, leave_one_out(fitted.bag).theta)
 
     def of_training_points(self) -> FloatArray:
         """Log-probabilities (n, C) of each training point by the model without it."""
-        return log_softmax(at_points(self.engine.bag.X.T, self.theta).T)
+        return log_proba(at_points(self.fitted.bag.X.T, self.theta).T)
 
     def __call__(self, X: Any) -> FloatArray:
         """Log-probabilities (m, n, C) of objects by all models."""
-        x = self.engine.design(self.engine.inputs(X))
+        x = self.fitted.objects(X)
         d, K, n = self.theta.shape
-        return log_softmax((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
+        return log_proba((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
+
+    def state(self) -> dict[str, Any]:
+        """The fit on all points, and the n models, which are not to be found anew."""
+        return {"fitted": self.fitted, "theta": self.theta}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> LeaveOneOut:
+        fitted, theta = expect(state["fitted"], FittedSymmetric), expect(state["theta"], Tensor)
+        (n, d), K = fitted.bag.X.shape, fitted.bag.K
+        require(theta.shape == (d, K, n) and bool(theta.isfinite().all()), "leave-one-out models")
+        return cls(fitted, theta)
 
 
-def log_softmax(z: Tensor) -> FloatArray:
+def log_proba(z: Tensor) -> FloatArray:
     """Log-probabilities (..., C) from logits (..., K) relative to the first class."""
-    return torch.log_softmax(pad(z, (1, 0)), -1).cpu().numpy()
+    return np.asarray(SOFTMAX.log_proba(pad(z, (1, 0))).cpu().numpy())

@@ -12,38 +12,46 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.conformity import tune_raps
-from fullconformal.estimators.calibrated import CalibratedClassifier, IntArray, Part, fit_model
-from fullconformal.estimators.checks import check_option, check_whole
-from fullconformal.models.requirements import split_pipeline
+from fullconformal.conformity import RAPS, ConformityScore
+from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.held_out import (
+    FloatArray,
+    HeldOut,
+    IntArray,
+    Part,
+    Start,
+    check_reachable,
+    check_trained,
+    objects,
+    start,
+)
+from fullconformal.estimators.inputs import encode_labels
+from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
+from fullconformal.methods.base import Config
+from fullconformal.methods.probability import fit_model
+from fullconformal.models.pipelines import split_pipeline
 from fullconformal.models.tensors import finite_rows
 from fullconformal.sets import likeliest
+from fullconformal.storage import savable
 
 TUNING = 0.3  # the share of the calibration points that chooses the parameters of RAPS, as published
 AGGREGATIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median}
 
 
-class SplittingClassifier(CalibratedClassifier):
-    """What split and aggregated conformal prediction share: random splits into points that train and points that calibrate."""
+def split(begun: Start, calibration_size: float, seed: int, what: str) -> Part:
+    """Points that train and points that calibrate.
 
-    calibration_size: float
-
-    def _check_params(self) -> None:
-        super()._check_params()
-        if not (isinstance(self.calibration_size, (float, np.floating)) and 0 < self.calibration_size < 1):
-            raise ValueError(
-                f"calibration_size={self.calibration_size!r} is not allowed; give a share between 0 and 1."
-            )
-
-    def _split(self, y: IntArray, seed: int, what: str) -> Part:
-        # At random, not class by class: the guarantee needs calibration points that are exchangeable with those to come.
-        train, rest = train_test_split(np.arange(len(y)), test_size=self.calibration_size, random_state=seed)
-        remedy = f"lower calibration_size={self.calibration_size!r}, choose another random_state"
-        self._check_trained(y[train], what, remedy)
-        return train, rest
+    At random, not class by class: the guarantee needs calibration points that are exchangeable with those to come.
+    """
+    y = begun.bag.y
+    train, rest = train_test_split(np.arange(len(y)), test_size=calibration_size, random_state=seed)
+    remedy = f"lower calibration_size={calibration_size!r}, choose another random_state"
+    check_trained(y[train], begun.bag.classes, what, remedy)
+    return train, rest
 
 
-class SplitConformalClassifier(SplittingClassifier):
+@savable
+class SplitConformalClassifier(ConformalClassifier):
     """Split (inductive) conformal prediction: one part of the data trains, the other calibrates.
 
     Sets hold the true label with probability at least `confidence_level`, whatever the classifier and the score. A label is in the
@@ -53,7 +61,7 @@ class SplitConformalClassifier(SplittingClassifier):
     ----------
     estimator : None, nn.Module, scikit-learn classifier with predict_proba, skorch net, or Pipeline ending in one, default=None
         The classifier; None is the built-in multinomial logistic regression.
-    conformity_score : {"loss", "lac", "margin", "aps", "raps"}, default="loss"
+    conformity_score : {"loss", "lac", "margin", "aps", "raps"} or ConformityScore, default="loss"
         What is compared: −log π_y (the paper's choice); 1 − π_y, which orders labels as the loss does; the largest other probability
         less π_y; the adaptive score of Romano et al. (2020); its regularised form of Angelopoulos et al. (2021).
     calibration_size : float, default=0.2
@@ -97,9 +105,7 @@ class SplitConformalClassifier(SplittingClassifier):
     (75, 3)
     """
 
-    prefit: bool
-    allow_empty: bool
-    _tunes = True
+    _held_out: HeldOut
 
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", calibration_size: float = 0.2,
@@ -111,23 +117,28 @@ class SplitConformalClassifier(SplittingClassifier):
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
         """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
-        X, index, rng = self._start(X, y)
+        self._check_params()
+        begun = start(self, X, y, self._encode)
+        bag, rng = begun.bag, begun.rng
         if self.prefit:
-            rest = rng.permutation(len(index))
-            model = fit_model(self.estimator, X, index, self.classes_, self._settings(prefit=True))
-            log_proba = finite_rows(model(X), "to be calibrated with")[rest]
+            rest = rng.permutation(len(bag.y))
+            model = fit_model(self.estimator, bag, Config(**{**vars(begun.config), "prefit": True}))
+            log_proba = finite_rows(model(bag.X), "to be calibrated with")[rest]
         else:
-            part = self._split(index, self._seed, "the training part")
-            ((model, log_proba),) = self._fit_parts(X, index, [part])
+            part = split(begun, self.calibration_size, begun.seed, "the training part")
+            ((model, log_proba),) = begun.models([part])
             rest = part[1]
-        labels, uniform = index[rest], rng.uniform(size=len(rest))
-        keep = self._tune(log_proba, labels, uniform)
-        self._parts = [self._calibrated(model, log_proba[keep], labels[keep], uniform[keep])]
-        self._finish(labels[keep])
+        labels, uniform = bag.y[rest], rng.uniform(size=len(rest))
+        score, keep = self._tune(begun.score, log_proba, labels, uniform)
+        begun = Start(**{**vars(begun), "score": score})
+        calibrated = begun.calibrated(model, log_proba[keep], labels[keep], uniform[keep])
+        self._held_out = begun.held_out([calibrated], labels[keep])
+        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
         return self
 
     def _check_params(self) -> None:
-        super()._check_params()
+        check_held_out(self, tunes=True)
+        check_share(self)
         final = split_pipeline(self.estimator)[1]
         if self.prefit and final is None:
             raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
@@ -135,9 +146,10 @@ class SplitConformalClassifier(SplittingClassifier):
             check_is_fitted(final)
 
     def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
+        """Classes (C,) and label indices (n,): those that a fitted estimator knows, where there is one."""
         known = getattr(self.estimator, "classes_", None) if self.prefit else None
         if known is None:
-            return super()._encode(y)
+            return encode_labels(y)
         unseen = sorted(set(y.tolist()) - set(known.tolist()))
         if unseen:
             raise ValueError(
@@ -146,21 +158,22 @@ class SplitConformalClassifier(SplittingClassifier):
         order = np.argsort(known)
         return known, order[np.searchsorted(known, y, sorter=order)]
 
-    def _tune(self, log_proba: npt.NDArray[np.float64], y: IntArray, uniform: npt.NDArray[np.float64]) -> slice:
-        """Choose the parameters of RAPS that were left open; the calibration points that did not serve for it."""
-        if self.conformity_score != "raps":
-            return slice(None)
-        tuned = self.k_reg is None or self.lambda_reg is None
-        held = int(TUNING * len(y)) if tuned else 0
-        if tuned and not held:
-            raise ValueError(
-                f"{len(y)} calibration points are too few to tune RAPS on a part of them; give k_reg and lambda_reg, or more points."
-            )
-        self.k_reg_, self.lambda_reg_ = tune_raps(
-            np.exp(log_proba[:held]), y[:held], 1 - self.confidence_level, uniform[:held] if self.randomized else None,
-            k_reg=self.k_reg, lambda_reg=self.lambda_reg, never_empty=not self.allow_empty,
-        )  # fmt: skip
-        return slice(held, None)
+    def _tune(
+        self, score: ConformityScore, log_proba: FloatArray, y: IntArray, uniform: FloatArray
+    ) -> tuple[ConformityScore, slice]:
+        """The score with its open parameters chosen, and the calibration points that did not serve for it."""
+        held = 0
+        if not score.complete:
+            held = int(TUNING * len(y))
+            if not held:
+                raise ValueError(
+                    f"{len(y)} calibration points are too few to tune RAPS on a part of them; give k_reg and lambda_reg, or more points."
+                )
+            drawn = uniform[:held] if self.randomized else None
+            score = score.tuned(log_proba[:held], y[:held], 1 - self.confidence_level, drawn)
+        if isinstance(score, RAPS):
+            self.k_reg_, self.lambda_reg_ = score.k_reg, score.lambda_reg
+        return score, slice(held, None)
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """p-values (m, C) of every label, columns as in ``classes_``.
@@ -172,24 +185,49 @@ class SplitConformalClassifier(SplittingClassifier):
         smoothing : bool, default=False
             Break ties at random: p-values of the true labels are then uniform, not merely larger.
         """
+        check_is_fitted(self)
         if not self.allow_empty:
             raise ValueError(
                 "sets that are never empty (allow_empty=False) have no p-values; predict_epsilon(X) gives the largest ε at which "
                 "each label is still in the set."
             )
-        return self._p(self._objects(X), smoothing)
+        check_flag("smoothing", smoothing)
+        return self._held_out.p_values(objects(self, X), smoothing)
 
-    def _p(self, X: Any, smoothing: bool) -> npt.NDArray[np.float64]:
-        greater, equal = self._counts(self._parts[0], X, self._score_uniforms(X))
-        return pvalues.p_values(greater, equal, self._sizes, uniform=self._smoothing(X, smoothing))
+    def predict_epsilon(  # type: ignore[override]
+        self, X: Any, *, smoothing: bool = False
+    ) -> npt.NDArray[np.float64]:
+        """The largest ε (m, C) at which each label is still in the set: p-values, and 1 for the label that is always included.
 
-    def _epsilon(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
-        X = self._objects(X)
-        p = self._p(X, smoothing)
-        return p if self.allow_empty else np.where(likeliest(p, np.exp(self._parts[0].model(X))), 1.0, p)
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        smoothing : bool, default=False
+            Break ties at random.
+        """
+        check_is_fitted(self)
+        check_flag("smoothing", smoothing)
+        X = objects(self, X)
+        p = self._held_out.p_values(X, smoothing)
+        return p if self.allow_empty else np.where(likeliest(p, self._held_out.proba(X)), 1.0, p)
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Probabilities (m, C) of the model; they carry no guarantee."""
+        check_is_fitted(self)
+        return self._held_out.proba(objects(self, X))
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
+        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
+
+    def verify(self) -> None:
+        self._check_params()
+        self._held_out.verify(self.verify_labels())
+        self.verify_p()
 
 
-class AggregatedConformalClassifier(SplittingClassifier):
+@savable
+class AggregatedConformalClassifier(ConformalClassifier):
     """Aggregated conformal prediction (Carlsson, Eklund and Norinder 2014): p-values of several split predictors, combined.
 
     Sets are steadier than those of one split. They hold the true label with probability at least 1 − 2ε, twice the error asked for: that
@@ -216,8 +254,7 @@ class AggregatedConformalClassifier(SplittingClassifier):
     (75, 3)
     """
 
-    n_estimators: int
-    aggregation: str
+    _held_out: HeldOut
 
     def __init__(
         self, estimator: Any = None, *, n_estimators: int = 10, aggregation: str = "mean",
@@ -229,21 +266,27 @@ class AggregatedConformalClassifier(SplittingClassifier):
         self._keep(locals())
 
     def _check_params(self) -> None:
-        super()._check_params()
+        check_held_out(self)
+        check_share(self)
         check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
         check_whole("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
 
     def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
         """Train and calibrate on each of the random splits of (X, y)."""
-        X, index, rng = self._start(X, y)
-        seeds = rng.randint(2**31, size=self.n_estimators)
-        parts = [self._split(index, seed, f"the training part of split {k}") for k, seed in enumerate(seeds)]
-        self._parts = [
-            self._calibrated(model, log_proba, index[rest], rng.uniform(size=len(rest)))
-            for (model, log_proba), (_, rest) in zip(self._fit_parts(X, index, parts), parts, strict=True)
+        self._check_params()
+        begun = start(self, X, y)
+        y, rng = begun.bag.y, begun.rng
+        seeds: list[int] = [int(seed) for seed in np.atleast_1d(rng.randint(2**31, size=self.n_estimators))]
+        parts = [
+            split(begun, self.calibration_size, seed, f"the training part of split {k}") for k, seed in enumerate(seeds)
         ]
-        fewest = min(parts, key=lambda part: np.bincount(index[part[1]], minlength=len(self.classes_)).min())[1]
-        self._finish(index[fewest])
+        calibrated = [
+            begun.calibrated(model, log_proba, y[rest], rng.uniform(size=len(rest)))
+            for (model, log_proba), (_, rest) in zip(begun.models(parts), parts, strict=True)
+        ]
+        fewest = min(parts, key=lambda part: np.bincount(y[part[1]], minlength=len(self.classes_)).min())[1]
+        self._held_out = begun.held_out(calibrated, y[fewest])
+        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
         return self
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
@@ -256,11 +299,26 @@ class AggregatedConformalClassifier(SplittingClassifier):
         smoothing : bool, default=False
             Break ties at random.
         """
-        X = self._objects(X)
-        u, smooth = self._score_uniforms(X), self._smoothing(X, smoothing)
+        check_is_fitted(self)
+        check_flag("smoothing", smoothing)
+        X, held = objects(self, X), self._held_out
+        u, smooth = held.uniform(X), held.smoothing(X, smoothing)
         p = [
-            pvalues.p_values(*self._counts(part, X, u), [len(group) for group in part.ordered], uniform=smooth)
-            for part in self._parts
+            pvalues.p_values(*held.counts(part, X, u), [len(group) for group in part.ordered], uniform=smooth)
+            for part in held.parts
         ]
         out: npt.NDArray[np.float64] = AGGREGATIONS[self.aggregation](p, axis=0)
         return out
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Mean probabilities (m, C) of the models; they carry no guarantee."""
+        check_is_fitted(self)
+        return self._held_out.proba(objects(self, X))
+
+    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
+        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
+
+    def verify(self) -> None:
+        self._check_params()
+        self._held_out.verify(self.verify_labels())
+        self.verify_p()

@@ -1,0 +1,10 @@
+"""Influence functions: what is prepared of the training points, the approximations of their scores, and how they are counted."""
+
+from fullconformal.influence.direct import direct
+from fullconformal.influence.indirect import indirect
+from fullconformal.influence.newton import newton
+
+#: scorers by the name that users give
+APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
+
+__all__ = ["APPROXIMATIONS", "direct", "indirect", "newton"]

@@ -11,52 +11,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from joblib import effective_n_jobs
 from torch import Tensor, nn
 
 from fullconformal.curvature import Curvature, DenseCurvature, Factor
 from fullconformal.influence.prepared import Known, Training, prepare
 from fullconformal.influence.scores import Progress
-from fullconformal.methods.fitting import Settings, fit_problem
 from fullconformal.problem import Problem
 from fullconformal.pvalues import FloatArray
 from fullconformal.runtime.checkpoint import Parts, fingerprint
-from fullconformal.runtime.tasks import Call, cluster, finished, workers
+from fullconformal.runtime.tasks import Call, Work, finished, workers
 
 TASKS = 4  # a worker: who is done early takes another
 POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block
 LIGHT = 2**20  # bytes
 #: counts (2, m, C) of a sub-bag with its factor, memory and what is known, for objects X (m, ...) and weights (n, C)
 Rule = Callable[[Problem, Factor, int, Known, Tensor, Tensor | None], FloatArray]
-
-
-def say_nothing(sentence: str) -> None:
-    """Tells nobody."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Who works and where finished parts are kept: the classifier's n_jobs, checkpoint and verbose."""
-
-    n_jobs: int | None = None
-    checkpoint: Any = None
-    say: Callable[[str], None] = say_nothing
-
-    def parts(self, folder: str = "") -> Parts:
-        """The folder of finished parts, or one inside."""
-        return Parts(None if self.checkpoint is None else Path(self.checkpoint) / folder, self.say)
-
-    @property
-    def shared(self) -> bool:
-        """Whether there is more than this process to do it, or a folder to keep it in."""
-        return self.checkpoint is not None or cluster() is not None or effective_n_jobs(self.n_jobs) > 1
 
 
 # What travels ---------------------------------------------------------------------------------------------------------
@@ -169,15 +144,13 @@ class Fit:
         self.parts.write(name, content)
         return content
 
-    def problem(self, final: Any, X: Any, y: Any, classes: Any, settings: Settings) -> Problem:
-        """The fitted problem; a network whose parameters were kept is not trained again."""
+    def problem(self, fit: Callable[[bool], Problem]) -> Problem:
+        """The fitted problem that `fit` gives; told True it need not train a network, whose parameters were kept."""
         for _, theta in self.parts.read("theta"):
-            if isinstance(final, nn.Module) and settings.head is None:
-                settings = replace(settings, prefit=True)
-            problem = fit_problem(final, X, y, classes, settings)
+            problem = fit(True)
             problem.assign(torch.as_tensor(theta).to(problem.theta))
             return problem
-        problem = fit_problem(final, X, y, classes, settings)
+        problem = fit(False)
         self.parts.write("theta", array(problem.theta))
         return problem
 

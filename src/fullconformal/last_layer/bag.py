@@ -36,6 +36,7 @@ from torch import Tensor
 from fullconformal.curvature.base import CurvatureError, Factor, smallest_eigenvalue
 from fullconformal.curvature.dense import factorise
 from fullconformal.losses import SOFTMAX
+from fullconformal.storage import savable
 
 ULPS = 8  # units in the last place that a number may be wrong by
 PASS = 8192  # points that pass through float64 together
@@ -56,6 +57,7 @@ def kronecker_factors(A: Tensor, S: Tensor, penalty: Tensor) -> tuple[Factor, Fa
     return factorise(A, 1, None, 0.0, A.dtype), factorise(S, 1, None, 0.0, S.dtype)
 
 
+@savable
 @dataclass(frozen=True)
 class Figures:
     """What diagnostics need: ∇F/n (C, d) of the layer, its Newton decrement, and the two factors' dampings and smallest eigenvalues."""
@@ -66,7 +68,7 @@ class Figures:
     smallest_eigenvalue: float
 
 
-class Passing:
+class Collector:
     """Training points on their way in, a batch at a time in any order: their features and residuals, and the sums over them."""
 
     def __init__(self, d: int, n_classes: int, device: torch.device, dtype: torch.dtype, expected: int | None = None):
@@ -94,7 +96,7 @@ class Passing:
         self.G.addmm_(r.T, phi)
         self.n += len(y)
 
-    def finish(self, weights: Tensor, penalty: Tensor, damping: float, q: float, half: bool) -> LastLayer:
+    def finish(self, weights: Tensor, penalty: Tensor, damping: float, q: float, half: bool) -> LayerBag:
         """The bag at weights W (C, d) and their penalties λ (d,) in mean form, sorted for the scheme q; the buffers go into it."""
         n, d = self.n, self.d
         rows = -(-n // 128) * 128
@@ -123,7 +125,7 @@ class Passing:
         spread = torch.maximum(self.R.amax(1), -self.R.amin(1))
         w = 2 * spread * length[order] / math.sqrt(n)
         loss, s_self, y = self.loss[order], s_self[order], self.y[order]
-        return LastLayer(T, self.R, loss, s_self, y, order[:n], spread, w, n, root, inverse, figures)
+        return LayerBag(T, self.R, loss, s_self, y, order[:n], spread, w, n, root, inverse, figures)
 
 
 def _reorder(matrix: Tensor, order: Tensor) -> None:
@@ -149,8 +151,9 @@ class Candidates:
         return Candidates(*(part[index] for part in (self.T, self.pi, self.low, self.high, self.s, self.v)))
 
 
+@savable
 @dataclass(frozen=True)
-class LastLayer:
+class LayerBag:
     """The training bag: T (N, D), Q (N, C), ℓ, s and labels (N,), sorted; rows from n on and columns from d on are zeros."""
 
     T: Tensor
@@ -170,6 +173,11 @@ class LastLayer:
     def slack(self) -> Tensor:
         """Rounding error (N,) of b: that of its terms."""
         return ULPS * torch.finfo(self.Q.dtype).eps * (self.loss + self.self_influence)
+
+    @property
+    def largest_leverage(self) -> float:
+        """The largest leverage of a point along its own residual."""
+        return float(SOFTMAX.leverage(self.loss[: self.n], self.self_influence[: self.n]).max())
 
     def room(self, x: Candidates, at: slice) -> Tensor:
         """Rounding error (m, k) granted to the scores of training points in a slice."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fullconformal.influence.scores import Counts, Progress
-from fullconformal.last_layer.bag import Candidates, LastLayer
+from fullconformal.last_layer.bag import Candidates, LayerBag
 
 BLOCK, CHUNK = 64, 4096  # points a block, and points that are multiplied together
 
 
 @torch.no_grad()
 def last_layer_counts(
-    bag: LastLayer,
+    bag: LayerBag,
     features: Tensor,
     logits: Tensor,
     q: float,
@@ -78,7 +78,7 @@ def _kernels_run(device: torch.device) -> bool:
     return True
 
 
-def _fused(bag: LastLayer, b: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
+def _fused(bag: LayerBag, b: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
     """Add the counts (2, m, C) of all training points in one kernel."""
     from fullconformal.last_layer import kernels
 
@@ -90,7 +90,7 @@ def _fused(bag: LastLayer, b: Tensor, x: Candidates, prune: bool, counts: Tensor
     return x.s.numel() * bag.n
 
 
-def _own_class(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, counts: Tensor) -> int:
+def _own_class(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, counts: Tensor) -> int:
     """Add the counts (2, m, C) where a candidate is compared with the points of its own label: one label a point."""
     for at in (slice(k, min(k + CHUNK, bag.n)) for k in range(0, bag.n, CHUNK)):
         c, u = bag.products(x, at)
@@ -104,7 +104,7 @@ def _own_class(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, counts: Tens
     return len(x.s) * bag.n
 
 
-def _pruned(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
+def _pruned(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, prune: bool, counts: Tensor) -> int:
     """Add the counts (2, m, C), chunk by chunk, of which most are decided; returns the number of scores formed."""
     slack, work = bag.slack, 0
     for at in (slice(k, min(k + CHUNK, len(b))) for k in range(0, len(b), CHUNK)):
@@ -123,7 +123,7 @@ def _pruned(bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, prune: bool, co
 
 
 def _blocks(
-    bag: LastLayer, b: Tensor, w: Tensor, x: Candidates, at: slice, done: Tensor, prune: bool
+    bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, done: Tensor, prune: bool
 ) -> tuple[Tensor, int]:
     """Counts (2, m, C) over one chunk of training points, of candidates not yet done (m, C); the number of scores formed."""
     m, n_classes = x.s.shape

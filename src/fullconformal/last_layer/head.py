@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from fullconformal.last_layer.stream import BATCH
+from fullconformal.losses import SOFTMAX
 from fullconformal.models.heads import Backbone, last_step
 from fullconformal.models.networks import is_zero_first
+from fullconformal.storage import expect, savable
 
 
+@savable
 @dataclass(frozen=True)
 class Head:
     """A network in two: the frozen backbone that makes features, and the linear layer that makes logits of them."""
@@ -63,6 +67,21 @@ class Head:
                 "not finite; leave it out, or clip it."
             )
         return phi, logits
+
+    def log_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """Logarithms (m, C) of the probabilities of objects X (m, ...)."""
+        return np.asarray(SOFTMAX.log_proba(self.split(X)[1].double()).cpu().numpy())
+
+    def state(self) -> dict[str, Any]:
+        """The network, and the name of its last layer."""
+        return {"network": self.backbone.network, "name": self.name}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Head:
+        """A network, split at its last layer again."""
+        network, name = expect(state["network"], nn.Module), expect(state["name"], str)
+        layer = expect(network.get_submodule(name), nn.Linear)
+        return cls(Backbone(network, name), name, layer, layer.weight.device, layer.weight.dtype)
 
     def penalty(self, penalties: Mapping[str, float], part: str) -> float:
         """The penalty of the layer's weight or bias, of those of the network's parameters; the layer may be the network."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal.runtime.threads import blas_alone
+from fullconformal.storage import savable
 
 FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -26,6 +27,7 @@ FEWER = 1 / 2
 EPS = float(np.finfo(np.float64).eps)
 
 
+@savable
 @dataclass(frozen=True)
 class Span:
     """Which columns (d,) are ever used and which bear no penalty, and an orthonormal basis (used, r) of the objects in the used ones.

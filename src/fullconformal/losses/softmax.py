@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fullconformal.losses.base import Loss
+from fullconformal.storage import savable
 
 # Pairs of classes for which their sums are formed one by one; T turns them into S by a matrix of that size squared.
 MOST_PAIRS = 512
 
 
+@savable
 @dataclass(frozen=True)
 class Softmax(Loss):
     """ℓ = log Σ exp(f) − f_y, to full relative precision: differences that would cancel where a model is sure are not formed."""

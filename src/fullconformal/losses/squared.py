@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fullconformal.losses.base import Loss
+from fullconformal.storage import savable
 
 
+@savable
 @dataclass(frozen=True)
 class Squared(Loss):
     """ℓ = ½|f − y|², for targets y (k, C)."""

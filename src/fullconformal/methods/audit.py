@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullconformal.influence.scores import Progress
-from fullconformal.methods.engines import Differentiable, Engine, Query
+from fullconformal.methods.base import Fitted, Progress, Query
 from fullconformal.methods.fitting import minimise
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
@@ -112,8 +111,8 @@ def audit_pair(
     return alpha, float(problem.loss.value(refits.work.logits(x[None]), label[None])[0])
 
 
-def audit_engine(
-    engine: Engine,
+def audit_fitted(
+    fitted: Fitted,
     X: npt.NDArray[np.generic],
     query: Query,
     n_pairs: int,
@@ -122,14 +121,14 @@ def audit_engine(
     rng: np.random.RandomState,
     progress: Progress | None,
 ) -> Audit:
-    """Audit of an engine on random pairs of X (m, ...) and labels."""
-    if not isinstance(engine, Differentiable) and not engine.valid:
+    """Audit of a fitted method on random pairs of X (m, ...) and labels."""
+    problem, n = fitted.refittable, fitted.n
+    if problem is None and fitted.guarantee != "exact":
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
         )
-    if not isinstance(engine, Differentiable):
-        return _exact_already(engine, X, query, n_pairs, level, rng)
-    problem, n = engine.problem, engine.n
+    if problem is None:
+        return _exact_already(fitted, X, query, n_pairs, level, rng)
     n_points = n if query.q == 0 else min(n, max_refits // n_pairs)
     total = n_pairs * (1 if query.q == 0 else n_points)
     refits, done = Refits(problem), 0
@@ -144,12 +143,12 @@ def audit_engine(
     for _ in range(n_pairs):
         at, label = rng.randint(len(X)), rng.randint(problem.n_classes)
         points = torch.as_tensor(np.sort(rng.choice(n, n_points, replace=False)), device=problem.y.device)
-        greater, equal = engine.counts(X[at : at + 1], query)
-        x = engine.inputs(X[at : at + 1])[0]
+        greater, equal = fitted.counts(X[at : at + 1], query)
+        x = fitted.inputs(X[at : at + 1])[0]
         exact, own = audit_pair(refits, x, torch.tensor(label, device=problem.y.device), points, query.q, tick)
         above = float(greater[0, label] + equal[0, label])
         p_method.append((1 + above) / (n + 1))
-        told = engine.scores(X[at : at + 1], query)
+        told = fitted.scores(X[at : at + 1], query)
         if told is None:
             p_exact.append((1 + n * (exact >= own).mean()) / (n + 1))
             continue
@@ -163,13 +162,13 @@ def audit_engine(
 
 
 def _exact_already(
-    engine: Engine, X: npt.NDArray[np.generic], query: Query, n_pairs: int, level: float, rng: np.random.RandomState
+    fitted: Fitted, X: npt.NDArray[np.generic], query: Query, n_pairs: int, level: float, rng: np.random.RandomState
 ) -> Audit:
     """The audit of a method that is full CP itself: its p-values are those of refits, and nothing is to be repeated."""
     p = []
     for _ in range(n_pairs):
-        greater, equal = engine.counts(X[(at := rng.randint(len(X))) : at + 1], query)
+        greater, equal = fitted.counts(X[(at := rng.randint(len(X))) : at + 1], query)
         label = rng.randint(greater.shape[1])
-        p.append((1 + float(greater[0, label] + equal[0, label])) / (engine.n + 1))
+        p.append((1 + float(greater[0, label] + equal[0, label])) / (fitted.n + 1))
     values = np.array(p)
-    return Audit(n_pairs, engine.n, engine.n, 0, values, values, np.empty(0), level)
+    return Audit(n_pairs, fitted.n, fitted.n, 0, values, values, np.empty(0), level)

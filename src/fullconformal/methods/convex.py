@@ -1,22 +1,32 @@
-"""Engines of logistic regressions and of networks with a head, whose fit is convex: symmetric, and full CP itself."""
+"""Methods for logistic regressions and for networks with a head, whose fit is convex: symmetric scores, and full CP itself."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fullconformal.estimators.base import ConformalWarning
+from fullconformal.curvature import GGN
+from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.influence.prepared import prepare
 from fullconformal.linear import Change, LinearBag
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.span import Span, span_of
 from fullconformal.linear.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
-from fullconformal.methods.engines import Differentiable, FloatArray, Query
+from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, FloatArray, IntArray, Method, Query
+from fullconformal.methods.fitting import fit_problem
+from fullconformal.methods.influence import is_start
+from fullconformal.methods.probability import problem_log_proba
+from fullconformal.models.tensors import finite_rows, to_tensor
 from fullconformal.problem import Problem
+from fullconformal.storage import expect, require, savable
 
 PATIENCE = 60.0  # seconds nobody is warned of
 
@@ -34,47 +44,82 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
     return m * n_classes * (2.3e-11 * products + 9e-8 * pairs + 5e-10 * n * K**3)
 
 
-class Symmetric(Differentiable):
-    """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid. Linear models."""
+@savable
+class FittedSymmetric(Fitted):
+    """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid."""
 
-    span: Span | None = None  # in which inputs have their coordinates, where that takes fewer than columns
+    method: ClassVar[str] = "symmetric"
+    quick = False
 
-    def __init__(self, problem: Problem, memory: int):
-        super().__init__(problem)
-        (block,) = problem.blocks
-        W = problem.theta.view(block.o, block.i).double()
-        W = W if block.o == 1 else W[1:] - W[0]  # logits relative to the first class
-        span = span_of(self.design(problem.X).cpu().numpy(), self.penalty.cpu().numpy())
-        self.open((W if span is None else by_numpy(span.start, W)).T, memory, span)
+    def __init__(self, problem: Problem, memory: int, start: Tensor | None = None, span: Span | None = None):
+        """Weights `start` (d, K) near the fit on Z, in coordinates of the span, are those of a saved predictor."""
+        self.problem, self.memory, self.span = problem, memory, span
+        self.n, self.n_classes = problem.n, problem.n_classes
+        saved = start is not None
+        if start is None:
+            (block,) = problem.blocks
+            W = problem.theta.view(block.o, block.i).double()
+            W = W if block.o == 1 else W[1:] - W[0]  # logits relative to the first class
+            self.span = span_of(self.design(problem.X).cpu().numpy(), self.penalty.cpu().numpy())
+            start = (W if self.span is None else by_numpy(self.span.start, W)).T
+        penalty = self.penalty if self.span is None else by_numpy(self.span.penalty, self.penalty)
+        names = None if self.span is None else self.span.names()
+        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start, names)
         # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
         W = self.bag.base.coefficients()
-        problem.assign((W if span is None else by_numpy(span.weights, W)).reshape(-1).to(problem.X.dtype))
+        if not saved:
+            W = W if self.span is None else by_numpy(self.span.weights, W)
+            problem.assign(W.reshape(-1).to(problem.X.dtype))
 
-    def open(self, start: Tensor, memory: int, span: Span | None) -> None:
-        """The bag, whose fit on Z starts from weights (d, K), and bytes for its solvers."""
-        problem, self.span, self.memory = self.problem, span, memory
-        penalty = self.penalty if span is None else by_numpy(span.penalty, self.penalty)
-        names = None if span is None else span.names()
-        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start, names)
+    @property
+    def labels(self) -> IntArray:
+        return np.asarray(self.problem.y.cpu().numpy())
+
+    @property
+    def device(self) -> torch.device:
+        return self.problem.X.device
+
+    @property
+    def refittable(self) -> Problem:
+        return self.problem
 
     @property
     def penalty(self) -> Tensor:
         """Λ (i,) of the linear layer's inputs, the same for every class, float64."""
         return self.problem.penalty[: self.problem.blocks[0].i].double()
 
+    def holds(self, X: Any) -> bool:
+        return is_start(X, self.problem)
+
+    def inputs(self, X: Any) -> Tensor:
+        """Objects (m, ...) as the model takes them."""
+        return to_tensor(X, self.problem.X.device, self.problem.X.dtype)
+
+    def objects(self, X: Any) -> Tensor:
+        """Objects (m, ...) as the linear layer is given them."""
+        return self.design(self.inputs(X))
+
     def design(self, X: Tensor) -> Tensor:
         """Inputs (k, d) of the linear layer, the intercept's one included, float64; their coordinates where there is a span."""
         a = self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
         return a if self.span is None else by_numpy(self.span.coordinates, a)
 
-    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        self.foretell(len(X))
-        return symmetric_counts(
-            self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory
-        )
+    def log_proba(self, X: Any) -> FloatArray:
+        return finite_rows(problem_log_proba(self.problem, X))
 
-    def foretell(self, m: int) -> None:
-        """Warn where all candidates will take long."""
+    def precision(self, X: Any) -> float:
+        return torch.finfo(self.problem.X.dtype).eps
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        self.warn_of_time(len(X))
+        return symmetric_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
+
+    def weight(self, query: Query) -> FloatArray | None:
+        """Comparison weights (n, C)."""
+        return query.weight(self.labels, self.bag.n_classes)
+
+    def warn_of_time(self, m: int) -> None:
+        """Warn where all candidates of m objects will take long."""
         n, d = self.bag.X.shape
         seconds = symmetric_seconds(m, n, d, self.bag.n_classes)
         if seconds > PATIENCE:
@@ -86,7 +131,7 @@ class Symmetric(Differentiable):
             )
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
-        x = self.design(self.inputs(X)).repeat_interleave(self.bag.n_classes, 0)
+        x = self.objects(X).repeat_interleave(self.bag.n_classes, 0)
         labels = torch.arange(self.bag.n_classes, device=x.device).repeat(len(X))
         out = symmetric_scores(self.bag, Change(x.T.contiguous(), labels), query.q)
         alpha, tau = (softplus(margin) for margin in (out.alpha, out.tau))  # margins are log(e^α − 1)
@@ -94,7 +139,40 @@ class Symmetric(Differentiable):
 
     def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
-        return symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
+        return symmetric_bounds(self.bag, self.objects(X), self.weight(query), query.progress, self.memory)
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        training = prepare(self.problem, GGN().factor(self.problem), 2**30, False)
+        return diagnose(training, "ggn", True, valid=True)
+
+    def state(self) -> dict[str, Any]:
+        """The problem, the span its inputs have coordinates in, and where its base fit started from."""
+        return {"problem": self.problem, "start": self.bag.start, "memory": self.memory, "span": self.span}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same; the base fit anew from the same start, which gives the same bits."""
+        problem, memory = expect(state["problem"], Problem), expect(state["memory"], int)
+        require(memory > 0, "memory")
+        out = cls(problem, memory, expect(state["start"], Tensor), expect(state["span"], Span, type(None)))
+        require(out.bag.base.error < 1, "base fit")
+        return out
+
+
+@savable
+class FittedExact(FittedSymmetric):
+    """Full CP itself, every score from its own fit, by the batched leave-one-out solver."""
+
+    method = "exact"
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        if query.q not in (0.0, 1.0):
+            raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
+        return exact_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
+
+    def scores(self, X: Any, query: Query) -> None:
+        return None
 
 
 def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
@@ -102,13 +180,21 @@ def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
     return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
 
 
-class Exact(Symmetric):
-    """Full CP itself, every score from its own fit, by the batched leave-one-out solver. Linear models."""
+@dataclass(frozen=True)
+class Symmetric(Method):
+    """Exactly valid scores of convex models."""
 
-    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        if query.q not in (0.0, 1.0):
-            raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
-        return exact_counts(self.bag, self.design(self.inputs(X)), query.q, query.weight, query.progress, self.memory)
+    name = "symmetric"
 
-    def scores(self, X: Any, query: Query) -> None:
-        return None
+    def fit(self, bag: Bag, config: Config) -> FittedSymmetric:
+        return FittedSymmetric(fit_problem(self.model, bag, config), config.memory)
+
+
+@dataclass(frozen=True)
+class Exact(Method):
+    """Full CP itself for convex models."""
+
+    name = "exact"
+
+    def fit(self, bag: Bag, config: Config) -> FittedExact:
+        return FittedExact(fit_problem(self.model, bag, config), config.memory)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.pipeline import Pipeline
-from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.curvature.base import Factor
 from fullconformal.linear.span import FloatArray, in_span
-from fullconformal.losses.base import NotFinite
+from fullconformal.losses import NotFinite
+from fullconformal.methods.base import Bag, Config
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.heads import with_new_head
 from fullconformal.models.logistic import fit_binary, fit_softmax
 from fullconformal.models.networks import is_zero_first, linear
 from fullconformal.models.requirements import check_classes, check_outputs
-from fullconformal.models.tensors import check_squares, name_of, place, to_tensor
-from fullconformal.models.training import Progress, newton, train
+from fullconformal.models.tensors import check_squares, name_of, to_tensor
+from fullconformal.models.training import newton, train
 from fullconformal.problem import Problem, contrast_layers, contrasts_of
 from fullconformal.runtime.threads import alone, blas_alone
 
@@ -32,67 +30,27 @@ L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The constructor's arguments that say how to fit."""
-
-    l2: float | None = None
-    prefit: bool = False
-    max_epochs: int = 200
-    device: torch.device | str = "cpu"
-    dtype: torch.dtype | None = None
-    seed: int = 0
-    head: str | None = None
-    progress: Progress | None = None
-    contrasts: bool = False  # whether to state the built-in regression in contrasts
-
-
-def fit_transformer(head: Pipeline | None, X: Any, y: Any, prefit: bool) -> tuple[Pipeline | None, Any]:
-    """Fitted transformers and the transformed X."""
-    if head is None:
-        return None, X
-    head = head if prefit else clone(head).fit(X, y)
-    return head, transform(head, X)
-
-
-def transform(head: Pipeline, X: Any) -> Any:
-    """X through the transformers, as a dense, finite array."""
-    out = head.transform(X)
-    out = out.toarray() if hasattr(out, "toarray") else out
-    try:
-        return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
-    except ValueError as error:
-        if getattr(getattr(out, "dtype", None), "kind", "") != "f" or np.isfinite(out).all():
-            raise
-        at = [int(i) for i in np.argwhere(~np.isfinite(out))[0]]
-        raise ValueError(
-            f"X holds NaN or infinity once it is transformed, first in object {at[0]}, {place(at)}: impute missing values in the "
-            "Pipeline, and look for numbers so large that their squares overflow."
-        ) from error
-
-
-def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings) -> Problem:
-    """Fit the classifier to X (n, ...) and label indices y (n,), and state the problem at its parameters."""
-    n_classes = len(classes)
-    if not isinstance(final, nn.Module):
-        check_squares(X, name_of(settings.dtype or torch.float64))
-    module, penalty = _module(final, X, y, classes, settings)
+def fit_problem(model: Any, bag: Bag, config: Config, contrasts: bool = False) -> Problem:
+    """Fit a classifier to a bag, and state the problem at its parameters; the built-in regression in contrasts where asked to."""
+    if not isinstance(model, nn.Module):
+        check_squares(bag.X, name_of(config.dtype or torch.float64))
+    module, penalty = _module(model, bag, config, contrasts)
     # Half precision has no factorisations.
-    dtype = settings.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
-    if final is not None or dtype != torch.float64 or torch.device(settings.device).type != "cpu":
-        module = module.to(device=settings.device, dtype=dtype)
-    module.eval()
-    Xt, yt = to_tensor(X, settings.device, dtype, training=True), torch.as_tensor(y, device=settings.device)
-    given = settings.head is not None and settings.prefit  # a pretrained backbone may know other classes
-    if final is not None and not given:
-        check_outputs(module, Xt, n_classes)
-    if isinstance(final, nn.Module) and not settings.prefit:
-        train(module, Xt, yt, penalty, max_epochs=settings.max_epochs, seed=settings.seed, progress=settings.progress)
-    if settings.head is not None:
-        return _head_problem(module, settings.head, Xt, yt, n_classes, settings.l2)
-    problem = Problem(module, Xt, yt, penalty)
+    dtype = config.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
+    module = module.to(device=config.device, dtype=dtype).eval()
+    X, y = to_tensor(bag.X, config.device, dtype, training=True), torch.as_tensor(bag.y, device=config.device)
+    given = config.head is not None and config.prefit  # a pretrained backbone may know other classes
+    if model is not None and not given:
+        check_outputs(module, X, bag.n_classes)
+    if isinstance(model, nn.Module) and not config.prefit:
+        train(
+            module, X, y, penalty, max_epochs=config.max_epochs, seed=config.seed, progress=config.progress, loss=config.loss
+        )  # fmt: skip
+    if config.head is not None:
+        return _head_problem(module, config.head, X, y, bag.n_classes, config.l2)
+    problem = Problem(module, X, y, penalty, loss=config.loss)
     with alone(problem.n * problem.size):
-        if problem.is_linear and not settings.prefit:
+        if problem.is_linear and not config.prefit:
             minimise(problem)
         check_finite(problem)
     return problem
@@ -104,23 +62,24 @@ def check_finite(problem: Problem) -> None:
         raise NotFinite("the fitted model's parameters or logits are not finite; scale the features, or train again.")
 
 
-def _module(
-    final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings
-) -> tuple[nn.Module, dict[str, float]]:
+def _module(model: Any, bag: Bag, config: Config, contrasts: bool) -> tuple[nn.Module, dict[str, float]]:
     """The module to be fitted, or fitted already by its own library, and its penalty."""
-    n = len(y)
-    if final is None:
-        if X.ndim != 2:
-            raise ValueError(f"X has shape {X.shape}; the built-in logistic regression takes (n, features). Flatten X.")
-        return _logistic(X.shape[1], len(classes), n, settings.l2, settings.contrasts and len(classes) > 2)
-    if isinstance(final, nn.Module):
-        copied = copy.deepcopy(final)
-        l2 = L2_NETWORK if settings.l2 is None else settings.l2
+    n, classes = len(bag.y), bag.classes
+    if model is None:
+        if bag.X.ndim != 2:
+            raise ValueError(
+                f"X has shape {bag.X.shape}; the built-in logistic regression takes (n, features). Flatten X."
+            )
+        return _logistic(bag.X.shape[1], len(classes), n, config.l2, contrasts and len(classes) > 2)
+    if isinstance(model, nn.Module):
+        copied = copy.deepcopy(model)
+        l2 = L2_NETWORK if config.l2 is None else config.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
-    unfitted = None if settings.prefit else read(final, tuple(X.shape[1:]), len(classes))
+    unfitted = None if config.prefit else read(model, tuple(bag.X.shape[1:]), len(classes))
     if unfitted is not None:  # `minimise` fits it
         return unfitted
-    fitted = final if settings.prefit else fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
+    labels = bag.y if is_skorch(model) else classes[bag.y]
+    fitted = model if config.prefit else fit_foreign(model, bag.X, labels, config.seed)
     check_classes(fitted, classes)
     return adapt(fitted, n)
 

@@ -1,66 +1,62 @@
-"""Engines for networks too large for a curvature of all parameters: their last layer, from one pass over the training points."""
+"""Methods for networks too large for a curvature of all parameters: their last layer, from one pass over the training points."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fullconformal.curvature import GGN, Curvature
+from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.estimators.options import DTYPES, SCHEMES, FullOptions
-from fullconformal.influence.scores import Progress
-from fullconformal.last_layer.bag import PASS, Passing
+from fullconformal.last_layer.bag import PASS, Collector, LayerBag
 from fullconformal.last_layer.counts import last_layer_counts
 from fullconformal.last_layer.head import Head
 from fullconformal.last_layer.stream import Stream
-from fullconformal.losses import SOFTMAX
-from fullconformal.losses.base import NotFinite
-from fullconformal.methods.engines import Engine, FloatArray, Influence, Query
-from fullconformal.methods.fitting import L2_NETWORK
-from fullconformal.models.requirements import check_outputs, split_pipeline
+from fullconformal.losses import NotFinite
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
+from fullconformal.methods.fitting import L2_NETWORK, fit_problem
+from fullconformal.methods.influence import FittedInfluence, prepared
+from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
+from fullconformal.storage import expect, require, savable
 
 
-class LastLayer(Engine):
+@savable
+class FittedLastLayer(Fitted):
     """The paper's approximation for the last layer alone, its curvature a Kronecker product.
 
     Kept of a training point are its whitened features and its solved residual, d + C numbers; never the object itself.
     """
 
-    valid, separable = False, True
+    method = "influence"
+    guarantee = "approximate"
 
     def __init__(
-        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], damping: float | None, q: float,
-        device: torch.device, memory: int, half: bool, progress: Progress | None,
+        self, head: Head, bag: LayerBag, labels: IntArray, input_shape: tuple[int, ...], damping_chosen: bool, memory: int,
+        ordered: bool,
     ):  # fmt: skip
-        """Penalties by parameter in mean form; `half` keeps features that are float32 in float16."""
-        self.damping_chosen, self.memory, self.ordered = damping is None, memory, stream.ordered
-        self.head, self.input_shape, batches = open_stream(network, stream, device, progress)
-        half, weights = half and self.head.dtype == torch.float32, self.head.weights
-        self.n_classes, d = weights.shape
-        check_memory(stream.expected, d, self.n_classes, self.head.dtype.itemsize, half, memory)
-        passing = Passing(d, self.n_classes, self.head.device, self.head.dtype, stream.expected)
-        labels = []
-        for phi, logits, y in batches:
-            passing.add(phi, logits, y)
-            labels.append(y.cpu().numpy())
-        self.labels: npt.NDArray[np.int64] = np.concatenate(labels)
-        self.n = len(self.labels)
-        lam = torch.full((d,), self.head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
-        if self.head.layer.bias is not None:
-            lam[-1] = self.head.penalty(penalty, "bias")
-        self.bag = passing.finish(weights, lam, damping or 0.0, q, half)
+        """`ordered` where the points came in an order that the user knows."""
+        self.head, self.bag, self.input_shape, self._labels = head, bag, input_shape, labels
+        self.n, self.n_classes = bag.n, head.layer.out_features
+        self.damping_chosen, self.memory, self.ordered = damping_chosen, memory, ordered
+
+    @property
+    def labels(self) -> IntArray:
+        return self._labels
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
 
     def log_proba(self, X: Any) -> FloatArray:
-        return SOFTMAX.log_proba(self.head.split(X)[1].double()).cpu().numpy()
+        return self.head.log_proba(X)
 
     def precision(self, X: Any) -> float:
         return torch.finfo(self.head.dtype).eps
@@ -73,10 +69,10 @@ class LastLayer(Engine):
             raise ValueError(
                 "weights of the training points need their order, and the DataLoader given to fit shuffled them."
             )
-        state = self.bag.T.nbytes + self.bag.Q.nbytes
+        held = self.bag.T.nbytes + self.bag.Q.nbytes
         out = last_layer_counts(
             self.bag, phi, logits, query.q, weights, query.class_conditional, bool(query.prune),
-            max(self.memory - state, 2**28), query.progress,
+            max(self.memory - held, 2**28), query.progress,
         )  # fmt: skip
         return out.greater, out.equal
 
@@ -95,37 +91,50 @@ class LastLayer(Engine):
             damping_chosen=self.damping_chosen,
             smallest_eigenvalue=bag.figures.smallest_eigenvalue,
             positive_definite=True,
-            largest_leverage=float(SOFTMAX.leverage(loss, s).max()),
+            largest_leverage=bag.largest_leverage,
             negative_scores=int((loss < s).sum()),
         )
 
+    @property
+    def warnings(self) -> list[str]:
+        return self.diagnostics.warnings
 
-class OnFeatures(Engine):
+    def state(self) -> dict[str, Any]:
+        """The network, and what is kept of the training points."""
+        names = ("bag", "labels", "input_shape", "damping_chosen", "memory", "ordered")
+        return {"head": self.head} | {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        kinds = {"head": Head, "bag": LayerBag, "labels": np.ndarray, "input_shape": tuple}
+        kinds |= {"damping_chosen": bool, "memory": int, "ordered": bool}
+        head, bag, *rest = (expect(state[name], kind) for name, kind in kinds.items())
+        rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
+        require(all(len(part) == len(rows[0]) for part in rows) and 0 < bag.n <= len(rows[0]), "training points")
+        order = bag.order.sort().values
+        require(torch.equal(order, torch.arange(bag.n, device=order.device)), "order of the training points")
+        require(bool(((bag.y >= 0) & (bag.y < head.layer.out_features)).all()), "labels")
+        return cls(head, bag, *rest)
+
+
+@savable
+class FittedOnFeatures(Fitted):
     """The exact GGN of the last layer of a network whose training points came as a stream: what is kept is their features."""
 
-    valid = False
+    method = "influence"
+    guarantee = "approximate"
 
-    def __init__(
-        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], curvature: Curvature, device: torch.device,
-        memory: int, prune: bool | str, progress: Progress | None,
-    ):  # fmt: skip
-        self.head, self.input_shape, batches = open_stream(network, stream, device, progress)
-        layer = self.head.layer
-        self.n_classes, p = layer.out_features, sum(q.numel() for q in layer.parameters())
-        needed = p**2 * (16 + 2 * self.head.dtype.itemsize)
-        if needed > memory:
-            raise MemoryError(
-                f"the curvature of {p:,} parameters needs about {needed / 2**30:.2g} GiB, memory_budget is {memory / 2**30:.2g} GiB; "
-                "curvature='last_layer_kron' needs no such matrix; or raise memory_budget."
-            )
-        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in batches]
-        features, y = (torch.cat(part) for part in zip(*pairs, strict=True))
-        self.n = len(y)
-        self.labels: npt.NDArray[np.int64] = y.cpu().numpy()
-        on = {f"0.{part}": self.n * self.head.penalty(penalty, part) for part in ("weight", "bias")}
-        top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
-        problem = Problem(top, features, y, {k: v for k, v in on.items() if k in dict(top.named_parameters())})
-        self.inner = Influence(problem, curvature, "ggn of the last layer", memory, prune)
+    def __init__(self, head: Head, inner: FittedInfluence, input_shape: tuple[int, ...]):
+        self.head, self.inner, self.input_shape = head, inner, input_shape
+        self.n, self.n_classes = inner.n, inner.n_classes
+
+    @property
+    def labels(self) -> IntArray:
+        return self.inner.labels
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
 
     def features(self, X: Any) -> Any:
         """What the layer is given for objects X (m, ...)."""
@@ -144,59 +153,101 @@ class OnFeatures(Engine):
     def diagnostics(self) -> Diagnostics:
         return self.inner.diagnostics
 
+    @property
+    def warnings(self) -> list[str]:
+        return self.inner.warnings
 
-# From the classifier's options to an engine ---------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """The network, and what was fitted on its features."""
+        return {"head": self.head, "inner": self.inner, "input_shape": self.input_shape}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        inner, shape = expect(state["inner"], FittedInfluence), expect(state["input_shape"], tuple)
+        return cls(expect(state["head"], Head), inner, shape)
 
 
-def check_stream(options: FullOptions, y: Any) -> None:
-    """Raise where a dataset or loader cannot be taken, before it is read."""
-    head, final = split_pipeline(options.estimator)
-    given = "a Dataset or DataLoader as X"
-    if y is not None:
-        raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
-    if not options.prefit or head is not None or options.head is not None or not isinstance(final, nn.Module):
-        raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
-    if options.curvature not in ("last_layer", "last_layer_kron"):
-        raise ValueError(
-            f"{given} needs curvature='last_layer_kron' or 'last_layer', which keep no training objects; got {options.curvature!r}."
+@dataclass(frozen=True)
+class LastLayer(Method):
+    """Influence of the last layer of a network alone.
+
+    With ``curvature="last_layer_kron"`` by a Kronecker product, with "last_layer" by the whole GGN of a trained network's features. The
+    bag may hold a `Stream` as X, whose labels come with its objects.
+    """
+
+    name = "influence"
+
+    def fit(self, bag: Bag, config: Config) -> FittedLastLayer | FittedOnFeatures:
+        streamed = isinstance(bag.X, Stream)
+        trained = config.prefit and config.head is None and isinstance(self.model, nn.Module)
+        if not trained:
+            problem = fit_problem(self.model, bag, config)
+            parts = problem.unpack(problem.penalty).items()
+            penalty = {name: float(part.mean()) / problem.n for name, part in parts}
+            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, config, None)
+        network, own = copy.deepcopy(self.model), next(self.model.parameters()).dtype
+        dtype = config.dtype or torch.promote_types(own, torch.float32)  # half precision has no factorisations
+        network = network.to(device=config.device, dtype=dtype).eval()
+        if not streamed:
+            check_outputs(network, torch.as_tensor(np.array(bag.X[:2])).to(config.device, dtype), bag.n_classes)
+        penalty = dict.fromkeys(dict(network.named_parameters()), L2_NETWORK if config.l2 is None else config.l2)
+        stream = bag.X if streamed else Stream(bag.X, bag.y)
+        make = self._on_features if config.curvature == "last_layer" else self._kronecker
+        return make(network, stream, penalty, config, config.progress)
+
+    def _kronecker(
+        self,
+        network: nn.Module,
+        stream: Stream,
+        penalty: Mapping[str, float],
+        config: Config,
+        progress: Progress | None,
+    ) -> FittedLastLayer:
+        """From penalties by parameter in mean form; features that are float32 are kept in float16 on a GPU."""
+        check_approximation(config.approximation)
+        head, input_shape, batches = open_stream(network, stream, config.device, progress)
+        half = config.device.type == "cuda" and config.dtype is None and head.dtype == torch.float32
+        weights, memory = head.weights, config.memory
+        n_classes, d = weights.shape
+        check_memory(stream.expected, d, n_classes, head.dtype.itemsize, half, memory)
+        collector = Collector(d, n_classes, head.device, head.dtype, stream.expected)
+        labels = []
+        for phi, logits, y in batches:
+            collector.add(phi, logits, y)
+            labels.append(y.cpu().numpy())
+        lam = torch.full((d,), head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
+        if head.layer.bias is not None:
+            lam[-1] = head.penalty(penalty, "bias")
+        bag = collector.finish(weights, lam, config.damping or 0.0, config.q, half)
+        chosen, every = config.damping is None, np.concatenate(labels)
+        return FittedLastLayer(head, bag, every, input_shape, chosen, memory, stream.ordered)
+
+    def _on_features(
+        self,
+        network: nn.Module,
+        stream: Stream,
+        penalty: Mapping[str, float],
+        config: Config,
+        progress: Progress | None,
+    ) -> FittedOnFeatures:
+        head, input_shape, batches = open_stream(network, stream, config.device, progress)
+        layer, memory = head.layer, config.memory
+        p = sum(q.numel() for q in layer.parameters())
+        needed = p**2 * (16 + 2 * head.dtype.itemsize)
+        if needed > memory:
+            raise MemoryError(
+                f"the curvature of {p:,} parameters needs about {needed / 2**30:.2g} GiB, memory_budget is {memory / 2**30:.2g} GiB; "
+                "curvature='last_layer_kron' needs no such matrix; or raise memory_budget."
+            )
+        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in batches]
+        features, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+        top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
+        own = [name for name, _ in top.named_parameters()]
+        by_name = {name: len(y) * head.penalty(penalty, name.removeprefix("0.")) for name in own}
+        training = prepared(Problem(top, features, y, by_name), GGN(config.damping), memory)
+        return FittedOnFeatures(
+            head, FittedInfluence(training, "ggn of the last layer", config.damping is None), input_shape
         )
-    if options.method not in ("auto", "influence"):
-        raise ValueError(f"{given} needs method='influence', got {options.method!r}.")
-
-
-def prefit_engine(
-    options: FullOptions, stream: Stream, progress: Progress | None, n_classes: int | None = None
-) -> LastLayer | OnFeatures:
-    """Engine of a trained network from one pass over its training points; n_classes where the labels are known."""
-    network = copy.deepcopy(split_pipeline(options.estimator)[1])
-    device, own = options._device(), next(network.parameters()).dtype
-    dtype = DTYPES[options.dtype] or torch.promote_types(own, torch.float32)  # half precision has no factorisations
-    network = network.to(device=device, dtype=dtype).eval()
-    if n_classes is not None:
-        check_outputs(network, torch.as_tensor(np.array(stream.source[:2])).to(device, dtype), n_classes)
-    l2 = L2_NETWORK if options.l2 is None else options.l2
-    penalty = dict.fromkeys(dict(network.named_parameters()), l2)
-    if options.curvature == "last_layer":
-        curvature = GGN(options.damping)
-        return OnFeatures(network, stream, penalty, curvature, device, options._memory, options.prune, progress)
-    return _kronecker(options, network, stream, penalty, device, progress)
-
-
-def fitted_engine(options: FullOptions, problem: Problem) -> LastLayer:
-    """Engine of the last layer of a model fitted here."""
-    parts = problem.unpack(problem.penalty).items()
-    penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-    return _kronecker(options, problem.model, Stream(problem.X, problem.y), penalty, problem.X.device, None)
-
-
-def _kronecker(
-    options: FullOptions, network: nn.Module, stream: Stream, penalty: Mapping[str, float], device: torch.device,
-    progress: Progress | None,
-) -> LastLayer:  # fmt: skip
-    check_approximation(options.approximation)
-    half = device.type == "cuda" and options.dtype == "auto"
-    q = SCHEMES[options.scheme]
-    return LastLayer(network, stream, penalty, options.damping, q, device, options._memory, half, progress)
 
 
 def open_stream(

@@ -24,18 +24,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
+from sklearn.base import clone
+from sklearn.neighbors import KNeighborsClassifier
 
 from fullconformal import pvalues
-from fullconformal.pvalues import FloatArray
-
-Progress = Callable[[int, int], None]
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
+from fullconformal.methods.probability import log_of
+from fullconformal.models.tensors import check_distances
+from fullconformal.storage import expect, require, savable
 
 # Two scores closer than this, times the number of terms in them, are tied. In units of rounding, eps/2, a Euclidean
 # distance of d terms is off by d/2 + 2, a mean of k by k more, a ratio by twice that and 1, two ratios by twice that:
@@ -46,7 +49,7 @@ CACHE = 2**22  # bytes; larger blocks are no faster
 
 
 @dataclass(frozen=True)
-class Bag(ABC):
+class Scores(ABC):
     """Training points X (n, d) and labels y (n,) in 0..C−1, with the provisional scores of a subclass."""
 
     X: FloatArray
@@ -86,6 +89,7 @@ class Bag(ABC):
         return np.where(own, if_own[:, None, :], if_other[:, None, :])
 
 
+@savable
 @dataclass(frozen=True)
 class Lists:
     """For each point, of its k nearest: the sum of all but the kth (n,), the kth (n,), inf where missing, how many there are (n,)."""
@@ -112,8 +116,9 @@ class Lists:
         return (self.rest + np.minimum(distance, self.last)) / np.minimum(self.size + 1, self.k)
 
 
+@savable
 @dataclass(frozen=True)
-class NearestNeighbors(Bag):
+class NearestNeighbors(Scores):
     """k-NN scores under the Minkowski distance of order p: provisional lists of neighbours of the own label and of the others.
 
     Examples
@@ -168,8 +173,9 @@ class NearestNeighbors(Bag):
         return TIE * (d + self.k + 1) * tau
 
 
+@savable
 @dataclass(frozen=True)
-class KernelDensity(Bag):
+class KernelDensity(Scores):
     """Gaussian kernel density scores of bandwidth h: provisional log sums over the own label (n,), and class sizes (C,).
 
     Examples
@@ -272,3 +278,70 @@ def log_sum(log_K: FloatArray) -> FloatArray:
     top[np.isinf(top)] = 0.0
     with np.errstate(divide="ignore"):
         return np.asarray(top + np.log(np.exp(log_K - top[:, None]).sum(1)))
+
+
+# The method -----------------------------------------------------------------------------------------------------------
+
+
+@savable
+class FittedNeighbors(Fitted):
+    """Prepared scores of the training points, and the classifier itself for its probabilities."""
+
+    method = "exact"
+
+    def __init__(self, bag: Scores, model: Any, memory: int):
+        self.bag, self.model, self.memory, self.n, self.n_classes = bag, model, memory, len(bag.y), bag.n_classes
+
+    @property
+    def labels(self) -> IntArray:
+        return self.bag.y.astype(np.int64)
+
+    def holds(self, X: Any) -> bool:
+        return bool(np.allclose(X, self.bag.X[: len(X)], rtol=1e-5, atol=1e-6))
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return log_of(self.model.predict_proba(X))
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        if query.q != 1:
+            raise ValueError("these scores leave a point out of its own neighbours: use scheme='deleted'.")
+        if isinstance(self.bag, NearestNeighbors):
+            check_distances(np.asarray(X, dtype=np.float64), self.bag.p, training=False)
+        weight = query.weight(self.labels, self.bag.n_classes)
+        return self.bag.counts(X, weight, query.progress, self.memory)
+
+    def state(self) -> dict[str, Any]:
+        """Prepared scores, and the classifier's parameters."""
+        return {"model": clone(self.model), "bag": self.bag, "memory": self.memory}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same; the classifier finds its neighbours anew."""
+        bag, memory = expect(state["bag"], Scores), expect(state["memory"], int)
+        shapes = bag.X.ndim == 2 and bag.y.shape == bag.X.shape[:1]
+        require(shapes and bool(np.isfinite(bag.X).all()) and memory > 0, "points")
+        return cls(bag, state["model"].fit(bag.X, bag.y), memory)
+
+
+@dataclass(frozen=True)
+class Neighbors(Method):
+    """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
+
+    name = "exact"
+
+    def fit(self, bag: Bag, config: Config) -> FittedNeighbors:
+        X, model = np.asarray(bag.X, dtype=np.float64), self.model
+        scores: Scores
+        if isinstance(model, KNeighborsClassifier):
+            orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
+            if model.weights != "uniform" or model.metric not in orders:
+                raise ValueError(
+                    f"estimator=KNeighborsClassifier(weights={model.weights!r}, metric={model.metric!r}) is not "
+                    f"supported; use weights='uniform' and a metric among {sorted(orders)}."
+                )
+            k, order = int(model.n_neighbors), orders[model.metric]
+            check_distances(X, order, training=True)
+            scores = NearestNeighbors.fit(X, bag.y, bag.n_classes, k, order, memory_budget=config.memory)
+        else:
+            scores = KernelDensity.fit(X, bag.y, bag.n_classes, model.bandwidth, memory_budget=config.memory)
+        return FittedNeighbors(scores, clone(model).fit(X, bag.y), config.memory)

@@ -1,4 +1,4 @@
-"""Engines of full CP itself for classifiers of any kind: neighbours and densities by updates, the others by honest refits."""
+"""Classifiers of any kind as functions that give log-probabilities, fitted to a bag or as they come."""
 
 from __future__ import annotations
 
@@ -10,77 +10,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import clone
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.validation import _num_samples
-from torch import nn
+from torch import Tensor, nn
 
-from fullconformal.methods.engines import Engine, FloatArray, Query, problem_log_proba
-from fullconformal.methods.fitting import Settings, fit_foreign, fit_problem
-from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
-from fullconformal.methods.refits import refit_counts
+from fullconformal.methods.base import Bag, Config, FloatArray, IntArray
+from fullconformal.methods.fitting import fit_foreign, fit_problem
 from fullconformal.models.adapters import is_skorch
-from fullconformal.models.tensors import check_distances
+from fullconformal.models.pipelines import fit_transformer, split_pipeline, transform
+from fullconformal.models.tensors import to_tensor
 from fullconformal.problem import Problem
+from fullconformal.storage import savable
 
 
-class Neighbors(Engine):
-    """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
-
-    def __init__(self, estimator: Any, X: FloatArray, y: npt.NDArray[np.int64], n_classes: int, memory: int):
-        X = np.asarray(X, dtype=np.float64)
-        self.n = len(y)
-        self.bag: NearestNeighbors | KernelDensity
-        if isinstance(estimator, KNeighborsClassifier):
-            orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(estimator.p)}
-            if estimator.weights != "uniform" or estimator.metric not in orders:
-                raise ValueError(
-                    f"estimator=KNeighborsClassifier(weights={estimator.weights!r}, metric={estimator.metric!r}) is not "
-                    f"supported; use weights='uniform' and a metric among {sorted(orders)}."
-                )
-            k, order = int(estimator.n_neighbors), orders[estimator.metric]
-            check_distances(X, order, training=True)
-            self.bag = NearestNeighbors.fit(X, y, n_classes, k, order, memory_budget=memory)
-        else:
-            self.bag = KernelDensity.fit(X, y, n_classes, estimator.bandwidth, memory_budget=memory)
-        self.model, self.memory = clone(estimator).fit(X, y), memory
-
-    def log_proba(self, X: Any) -> FloatArray:
-        return _log(self.model.predict_proba(X))
-
-    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        if query.q != 1:
-            raise ValueError("these scores leave a point out of its own neighbours: use scheme='deleted'.")
-        if isinstance(self.bag, NearestNeighbors):
-            check_distances(np.asarray(X, dtype=np.float64), self.bag.p, training=False)
-        return self.bag.counts(X, query.weight, query.progress, self.memory)
+def problem_log_proba(problem: Problem, X: Any) -> FloatArray:
+    """Logarithms (m, C) of a model's probabilities, float64, for objects (m, ...) or tensors made of them."""
+    X = X if isinstance(X, Tensor) else to_tensor(X, problem.X.device, problem.X.dtype)
+    out: FloatArray = problem.loss.log_proba(problem.logits(X).double()).cpu().numpy()
+    return out
 
 
-@dataclass(frozen=True)
-class FitScore:
-    """Trains a classifier anew on a bag and returns its log-probabilities as a function."""
-
-    estimator: Any
-    settings: Settings
-    classes: npt.NDArray[Any]
-
-    @property
-    def n_classes(self) -> int:
-        return len(self.classes)
-
-    def __call__(self, X: Any, y: npt.NDArray[np.int64]) -> LogProba:
-        present = np.unique(y)
-        if len(present) == 1:  # nothing to learn: the one label there is
-            return LogProba(None, present, self.n_classes)
-        if isinstance(self.estimator, nn.Module):
-            problem = fit_problem(self.estimator, X, y, self.classes, self.settings)
-            return LogProba(problem, present, self.n_classes)
-        labels = self.classes[y]
-        if is_skorch(self.estimator):  # its module has an output for every class, present or not
-            present, labels = np.arange(self.n_classes), y
-        fitted = fit_foreign(self.estimator, X, labels, self.settings.seed)
-        return LogProba(fitted, columns(fitted, self.classes, present), self.n_classes)
-
-
+@savable
 @dataclass(frozen=True)
 class LogProba:
     """Log-probabilities (m, C) of a fitted model that knows the classes `present`; −inf for the others."""
@@ -103,7 +52,7 @@ class LogProba:
                     f"estimator={type(self.model).__name__}: predict_proba gave {np.shape(proba)} numbers; give a classifier with one "
                     f"probability an object and class, {(len(out), len(self.present))}."
                 )
-            out[:, self.present] = _log(np.asarray(proba))
+            out[:, self.present] = log_of(np.asarray(proba))
         return out
 
     def precision(self, X: Any) -> float:
@@ -113,34 +62,89 @@ class LogProba:
         single = is_skorch(self.model) or getattr(X, "dtype", None) == np.float32
         return float(np.finfo(np.float32 if single else np.float64).eps)
 
+    def state(self) -> dict[str, Any]:
+        """Its fields; of a problem the first point only, as it trains no more."""
+        model = self.model
+        if isinstance(model, Problem):
+            model = Problem(model.model, model.X[:1], model.y[:1], 0.0, model.chunk, model.loss)
+        return {"model": model, "present": self.present, "n_classes": self.n_classes}
 
-class Refit(Engine):
-    """Full CP itself for any classifier, by honest refits."""
 
-    def __init__(
-        self, fit_score: FitScore, X: Any, y: npt.NDArray[np.int64], n_jobs: int | None, checkpoint: Any, report: Any
-    ):
-        self.fit_score, self.X, self.y, self.n = fit_score, np.asarray(X), y, len(y)
-        self.n_jobs, self.checkpoint, self.report = n_jobs, checkpoint, report
-        self.model = fit_score(self.X, y)
+@savable
+@dataclass(frozen=True)
+class Piped:
+    """A model behind transformers."""
 
-    def log_proba(self, X: Any) -> FloatArray:
-        out: FloatArray = self.model(X)
-        return out
+    transformers: Any
+    model: LogProba
+
+    def __call__(self, X: Any) -> FloatArray:
+        return self.model(transform(self.transformers, X))
 
     def precision(self, X: Any) -> float:
+        """The unit of rounding in which it gives log-probabilities of objects X."""
         return self.model.precision(X)
 
-    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        estimator, settings = self.fit_score.estimator, self.fit_score.settings
-        self.model(X)  # names an object that cannot be computed with, which in a bag would be one of the points
-        labels = self.fit_score.classes.tolist()  # by which a classifier may have been told of classes
-        named = () if labels == list(range(len(labels))) else (labels,)
-        key = repr((settings_of(estimator), settings.seed, settings.l2, settings.max_epochs, *named))
-        return refit_counts(
-            self.fit_score, self.X, self.y, self.fit_score.n_classes, np.asarray(X), query.q, query.weight,
-            self.n_jobs, self.checkpoint, query.progress, self.report, key=key, eps=self.precision(self.X),
-        )  # fmt: skip
+
+Model = LogProba | Piped  # log-probabilities (m, C) of objects
+
+
+@dataclass(frozen=True)
+class FitScore:
+    """Trains a classifier anew on a bag and returns its log-probabilities as a function."""
+
+    estimator: Any
+    config: Config
+    classes: npt.NDArray[Any]
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+    def __call__(self, X: Any, y: IntArray) -> LogProba:
+        present = np.unique(y)
+        if len(present) == 1:  # nothing to learn: the one label there is
+            return LogProba(None, present, self.n_classes)
+        if isinstance(self.estimator, nn.Module):
+            problem = fit_problem(self.estimator, Bag(X, y, self.classes), self.config)
+            return LogProba(problem, present, self.n_classes)
+        labels = self.classes[y]
+        if is_skorch(self.estimator):  # its module has an output for every class, present or not
+            present, labels = np.arange(self.n_classes), y
+        fitted = fit_foreign(self.estimator, X, labels, self.config.seed)
+        return LogProba(fitted, columns(fitted, self.classes, present), self.n_classes)
+
+
+def fit_model(estimator: Any, bag: Bag, config: Config) -> Model:
+    """Log-probabilities of a classifier, or of a Pipeline that ends in one, fitted to a bag; with prefit, of one fitted already."""
+    transformers, final = split_pipeline(estimator)
+    every = np.arange(bag.n_classes)
+    if not trained_here(final) and not is_skorch(final):  # one of scikit-learn's kind, a whole Pipeline too
+        fitted = estimator if config.prefit else seeded(estimator, config.seed).fit(bag.X, bag.classes[bag.y])
+        return LogProba(fitted, columns(fitted, bag.classes, every), len(every))
+    transformers, X = fit_transformer(transformers, bag.X, bag.y, config.prefit)
+    bag = Bag(X, bag.y, bag.classes)
+    if trained_here(final):
+        model = LogProba(fit_problem(final, bag, config), every, len(every))
+    elif config.prefit:
+        model = LogProba(final, every, len(every))
+    else:
+        model = FitScore(final, config, bag.classes)(X, bag.y)
+    return model if transformers is None else Piped(transformers, model)
+
+
+def trained_here(final: Any) -> bool:
+    """Whether this library trains the classifier: the built-in logistic regression, or a module."""
+    return final is None or isinstance(final, nn.Module)
+
+
+def seeded(estimator: Any, seed: int) -> Any:
+    """A clone whose random states that were left open, a Pipeline's steps included, are seeded."""
+    estimator = clone(estimator)
+    unset = [k for k, v in estimator.get_params().items() if k.split("__")[-1] == "random_state" and v is None]
+    if unset:
+        estimator.set_params(**dict.fromkeys(unset, seed))
+    return estimator
 
 
 def settings_of(estimator: Any) -> list[tuple[str, str]]:
@@ -154,7 +158,7 @@ def settings_of(estimator: Any) -> list[tuple[str, str]]:
     return [(type(estimator).__name__, ""), *((k, repr(v)) for k, v in parameters)]
 
 
-def columns(fitted: Any, classes: npt.NDArray[Any], present: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def columns(fitted: Any, classes: npt.NDArray[Any], present: IntArray) -> IntArray:
     """Which of the classes (C,) each column of a fitted classifier's probabilities is of; those present where it does not tell."""
     own = getattr(fitted, "classes_", None)
     if is_skorch(fitted) or own is None or set(np.asarray(own).tolist()) != set(classes[present].tolist()):
@@ -163,6 +167,6 @@ def columns(fitted: Any, classes: npt.NDArray[Any], present: npt.NDArray[np.int6
     return np.array([place[label] for label in np.asarray(own).tolist()])
 
 
-def _log(proba: npt.NDArray[Any]) -> FloatArray:
+def log_of(proba: npt.NDArray[Any]) -> FloatArray:
     """Logarithm of probabilities (m, C), finite where they round to zero."""
     return np.log(np.maximum(proba.astype(np.float64), np.finfo(np.float64).tiny))

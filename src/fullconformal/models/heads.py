@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.models.networks import linear
+from fullconformal.storage.modules import WRAPPERS
 
 
 class Backbone(nn.Module):
@@ -24,6 +25,9 @@ class Backbone(nn.Module):
         finally:
             handle.remove()
         return seen[-1].to(x.dtype)
+
+
+WRAPPERS["Backbone"] = Backbone, "network", "head"
 
 
 def find_head(network: nn.Module, head: str) -> list[str]:

@@ -6,21 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
-from fullconformal.losses.base import NotFinite
+from fullconformal.losses import NotFinite
 from fullconformal.models.adapters import check_objective, is_skorch, supported
 from fullconformal.models.heads import find_head
+from fullconformal.models.pipelines import split_pipeline
 
 COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-
-
-def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
-    """The transformers of a Pipeline (None where there are none) and the classifier at its end."""
-    if isinstance(estimator, Pipeline):
-        return (estimator[:-1] if len(estimator) > 1 else None), estimator[-1]
-    return None, estimator
 
 
 def check_instance(estimator: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from fullconformal.problem.chain import Trace, activate, read_model, with_one
 from fullconformal.problem.convolutions import convolution_rows, plain_convolutions
 from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.precision import full_precision
+from fullconformal.storage import expect, require, savable
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
@@ -42,6 +43,7 @@ class Block(NamedTuple):
         return self.start + self.o * self.i
 
 
+@savable
 class Problem:
     """A model with its objective and training bag.
 
@@ -305,3 +307,23 @@ class Problem:
         with full_precision():
             parts = vmap(rows)(X, weights)
         return torch.cat([parts[n].flatten(2) for n in self.prefix_names], dim=2)
+
+    # Saved ------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Model, bag, loss and penalty; the penalty is one number a parameter tensor."""
+        penalty = {name: float(part.reshape(-1)[0]) for name, part in self.unpack(self.penalty).items()}
+        kept = {"model": self.model, "X": self.X, "y": self.y, "penalty": penalty, "chunk": self.chunk}
+        return kept | {"loss": self.loss}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The problem again, at the parameters it was kept at."""
+        X, y, chunk = state["X"], state["y"], expect(state["chunk"], int)
+        penalty = {expect(name, str): float(expect(value, int, float)) for name, value in state["penalty"].items()}
+        labels = len(X) == len(y) > 0 and y.ndim == 1 and not y.is_floating_point()
+        require(labels and bool(X.isfinite().all()), "training points")
+        require(1 <= chunk <= 2**20 and all(0 <= value < math.inf for value in penalty.values()), "penalty")
+        problem = cls(state["model"], X, y, penalty, chunk, expect(state["loss"], Loss))
+        require(set(problem.params) <= set(penalty), "penalty")
+        return problem

@@ -12,6 +12,8 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import joblib
@@ -26,6 +28,28 @@ ATTEMPTS = 5  # at the same tasks, without one more of them finished
 IDLE = 30.0  # seconds for which workers may have no task of ours, as large data are on their way; twice as many at each attempt
 # Dask's loss of data, a pool's loss of a process, joblib's end of patience (its own type), joblib's wait for a first worker.
 TROUBLE = (CancelledError, BrokenExecutor, multiprocessing.TimeoutError, TimeoutError)
+
+
+def say_nothing(sentence: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Who does the work and where finished parts are kept: an estimator's n_jobs, checkpoint and verbose."""
+
+    n_jobs: int | None = None
+    checkpoint: Any = None
+    say: Callable[[str], None] = say_nothing
+
+    def parts(self, folder: str = "") -> Parts:
+        """The folder of finished parts, or one inside."""
+        return Parts(None if self.checkpoint is None else Path(self.checkpoint) / folder, self.say)
+
+    @property
+    def shared(self) -> bool:
+        """Whether there is more than this process to do it, or a folder to keep it in."""
+        return self.checkpoint is not None or cluster() is not None or joblib.effective_n_jobs(self.n_jobs) > 1
 
 
 class ClusterError(RuntimeError):

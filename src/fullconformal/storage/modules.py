@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullconformal.models.heads import Backbone
 from fullconformal.storage.container import StorageError, one_line
-from fullconformal.storage.values import Kind, Packer, Unpacker, among, expect
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect
 
 CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
 NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
@@ -44,6 +43,8 @@ LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
         *((cls, ()) for cls in (nn.Tanh, nn.Sigmoid, nn.Identity, nn.Softsign)),
     ]
 }
+# Modules around one other module that say one word about it: their class, and the names of the attributes that hold the two.
+WRAPPERS: dict[str, tuple[Callable[..., nn.Module], str, str]] = {}
 # Sizes that no weight bears out; large ones would make a small file fill the memory at its first forward pass.
 UNPROVED = {"kernel_size", "stride", "padding", "dilation", "output_size"}
 LARGEST = 256
@@ -92,8 +93,13 @@ def describe(module: nn.Module, factory: Factory | None, shared: bool) -> dict[s
     """What `build` makes the module's layers from: known layers, or the factory where it gives the same parameters."""
     cls, hooked = type(module), bool(module._forward_hooks or module._forward_pre_hooks)
     odd = shared or hooked or "forward" in vars(module)
-    if not odd and isinstance(module, Backbone):
-        return {"layer": "Backbone", "head": module.head, "inner": describe(module.network, factory, False)}
+    if not odd and cls.__name__ in WRAPPERS and WRAPPERS[cls.__name__][0] is cls:
+        _, inner, name = WRAPPERS[cls.__name__]
+        return {
+            "layer": cls.__name__,
+            name: getattr(module, name),
+            "inner": describe(getattr(module, inner), factory, False),
+        }
     if not odd and cls is nn.Sequential:
         try:
             steps = [[name, describe(part, factory, False)] for name, part in module.named_children()]
@@ -192,8 +198,9 @@ def build(node: dict[str, Any], factory: Factory | None) -> nn.Module:
         for name, inner in expect(node["inner"], list):
             parts.add_module(expect(name, str), build(expect(inner, dict), factory))
         return parts
-    if layer == "Backbone":
-        return Backbone(build(expect(node["inner"], dict), factory), expect(node["head"], str))
+    if layer in WRAPPERS:
+        cls, _, name = WRAPPERS[layer]
+        return cls(build(expect(node["inner"], dict), factory), expect(node[name], str))
     cls, names = LAYERS[among(layer, LAYERS)]
     arguments = expect(node["arguments"], dict)
     if sorted(arguments) != sorted(names) or not allowed(arguments):
@@ -202,4 +209,4 @@ def build(node: dict[str, Any], factory: Factory | None) -> nn.Module:
         return cls(**arguments)
 
 
-MODULE = Kind(nn.Module, pack_module, unpack_module)
+KINDS["module"] = Kind(nn.Module, pack_module, unpack_module)

@@ -1,13 +1,16 @@
-"""Values as JSON and tensors, and back. What JSON cannot say is a dict with the key "is"; classes are looked up in a list of kinds."""
+"""Values as JSON and tensors, and back. What JSON cannot say is a dict with the key "is"; classes are looked up in a list of kinds.
+
+A class joins the list by the decorator `savable`; nothing else in a file can name code.
+"""
 
 from __future__ import annotations
 
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,11 +33,52 @@ class Kind(NamedTuple):
     unpack: Callable[[dict[str, Any], Unpacker], Any]
 
 
+#: all that a saved predictor may hold, by the name in the file
+KINDS: dict[str, Kind] = {}
+
+Class = TypeVar("Class", bound=type)
+
+
+def savable(cls: Class) -> Class:
+    """Class decorator: predictors that hold such objects can be saved and loaded.
+
+    A dataclass is kept by its fields, whose types are checked when it is made again. Others have ``state()``, a dict of what is kept, and
+    the class method ``from_state(state)``; a class that has only one of the two is kept or made again by its fields.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @savable
+    ... @dataclass(frozen=True)
+    ... class Scale:
+    ...     factor: float
+    >>> packer = Packer()
+    >>> Unpacker(packer.tensors).unpack(packer.pack(Scale(2.0)))
+    Scale(factor=2.0)
+    """
+    known = KINDS.get(cls.__name__)
+    if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise TypeError(
+            f"{cls.__module__} and {known.cls.__module__} both save a class named {cls.__name__}; rename one."
+        )
+    by_fields = of_dataclass(cls) if is_dataclass(cls) else None
+    pack = of_state(cls) if hasattr(cls, "state") or by_fields is None else by_fields.pack
+    make: Any = getattr(cls, "from_state", None)
+    unpack = by_fields.unpack if make is None and by_fields is not None else (lambda values, _: make(values))
+    KINDS[cls.__name__] = Kind(cls, pack, unpack)
+    return cls
+
+
+def of_state(cls: Any) -> Callable[[Any, Packer], dict[str, Any]]:
+    """How objects of just this class are kept by their state."""
+    return lambda value, _: dict(exactly(cls, value).state())
+
+
 class Packer:
     """Turns values into JSON, putting their numbers aside in `tensors`; equal tensors are kept once."""
 
-    def __init__(self, kinds: Mapping[str, Kind], factory: Any = None):
-        self.by_class = {kind.cls: (name, kind) for name, kind in kinds.items()}
+    def __init__(self, factory: Any = None):
+        self.by_class = {kind.cls: (name, kind) for name, kind in KINDS.items()}
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[bytes, str] = {}
         self.factory = factory  # how modules are made that cannot be described
@@ -111,10 +155,8 @@ class Packer:
 class Unpacker:
     """Turns JSON back into values; anything unexpected is an error."""
 
-    def __init__(
-        self, kinds: Mapping[str, Kind], tensors: Mapping[str, Tensor], device: Any = "cpu", factory: Any = None
-    ):
-        self.kinds, self.tensors, self.device, self.factory = kinds, tensors, torch.device(device), factory
+    def __init__(self, tensors: Mapping[str, Tensor], device: Any = "cpu", factory: Any = None):
+        self.tensors, self.device, self.factory = tensors, torch.device(device), factory
 
     def unpack(self, node: Any) -> Any:
         """The value of a JSON node."""
@@ -123,8 +165,8 @@ class Unpacker:
         if isinstance(node, list):
             return [self.unpack(item) for item in node]
         tag = node["is"]
-        if tag in self.kinds:
-            return self.kinds[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
+        if tag in KINDS:
+            return KINDS[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
         reader = {
             "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
             "dtype": self._dtype, "type": self._dtype, "array": self._array, "tensor": self._array, "objects": self._objects,
@@ -187,6 +229,12 @@ def expect(value: Any, *allowed: type) -> Any:
             f"it holds {type(value).__name__} where {' or '.join(cls.__name__ for cls in allowed)} belongs"
         )
     return value
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise where a part of a loaded predictor is not what it should be."""
+    if not condition:
+        raise StorageError(f"its {what} cannot be right")
 
 
 def among(value: Any, allowed: Any) -> Any:

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.sparse import csr_array, csr_matrix
 
 from fullconformal.storage.container import StorageError
-from fullconformal.storage.values import Kind, Packer, Unpacker, expect
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, expect
 
 MOST_COLUMNS = 2**22  # of a sparse matrix: no number bears out the empty ones, and transformers may make it dense
 
@@ -53,7 +53,6 @@ def unpack_sparse(cls: type[Any]) -> Any:
     return unpack
 
 
-INPUTS = {
-    "frame": Kind(pd.DataFrame, pack_frame, unpack_frame),
-    **{cls.__name__: Kind(cls, pack_sparse, unpack_sparse(cls)) for cls in (csr_matrix, csr_array)},
-}
+KINDS["frame"] = Kind(pd.DataFrame, pack_frame, unpack_frame)
+for sparse in (csr_matrix, csr_array):
+    KINDS[sparse.__name__] = Kind(sparse, pack_sparse, unpack_sparse(sparse))

@@ -17,23 +17,24 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fullconformal import pvalues
-from fullconformal.pvalues import FloatArray
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
+from fullconformal.methods.probability import FitScore, settings_of
 from fullconformal.runtime.checkpoint import Parts, fingerprint
-from fullconformal.runtime.tasks import finished, workers
+from fullconformal.runtime.tasks import Work, finished, workers
+from fullconformal.storage import StorageError, savable
 
 Array = npt.NDArray[Any]
 LogProbability = Callable[[Array], Array]
-FitScore = Callable[[Array, Array], LogProbability]
-Progress = Callable[[int, int], None]
+Train = Callable[[Array, Array], LogProbability]
 Report = Callable[[str], None]
 
 TASK_SECONDS = 1.0
@@ -42,7 +43,7 @@ TIED = 4096  # units of rounding, relative, by which two scores may differ and b
 
 
 def refit_counts(
-    fit_score: FitScore,
+    fit_score: Train,
     X: Array,
     y: Array,
     n_classes: int,
@@ -199,7 +200,7 @@ def sign(alpha: FloatArray, tau: FloatArray, eps: float) -> npt.NDArray[np.int8]
 class Refits:
     """The fits that a problem asks for, numbered: points (n+m, ...), labels (n,), hashes (n,) and those of the candidates (m, C)."""
 
-    fit_score: FitScore
+    fit_score: Train
     points: Array
     y: Array
     hashes: npt.NDArray[np.uint64]
@@ -207,7 +208,7 @@ class Refits:
     deleted: bool
 
     @classmethod
-    def of(cls, fit_score: FitScore, X: Array, y: Array, n_classes: int, X_test: Array, deleted: bool) -> Refits:
+    def of(cls, fit_score: Train, X: Array, y: Array, n_classes: int, X_test: Array, deleted: bool) -> Refits:
         """The fits of a bag (n, ...), (n,) and test points (m, ...)."""
         points = np.concatenate([X, X_test])
         test, labels = np.repeat(points[len(X) :], n_classes, axis=0), np.tile(np.arange(n_classes), len(X_test))
@@ -294,3 +295,61 @@ def duration(seconds: float) -> str:
     units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1), ("ms", 0.001))
     unit, size = next(((unit, size) for unit, size in units if seconds >= 2 * size), units[-1])
     return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
+
+
+# The method -----------------------------------------------------------------------------------------------------------
+
+
+@savable
+class FittedRefit(Fitted):
+    """The training points, and how a model is trained on any bag of them."""
+
+    method = "exact"
+
+    def __init__(self, fit_score: FitScore, bag: Bag, work: Work):
+        self.fit_score, self.X, self.y, self.work = fit_score, np.asarray(bag.X), bag.y, work
+        self.n, self.n_classes = len(bag.y), bag.n_classes
+        self.model = fit_score(self.X, self.y)
+
+    @property
+    def labels(self) -> IntArray:
+        return self.y
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return self.model(X)
+
+    def precision(self, X: Any) -> float:
+        return self.model.precision(X)
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        config, classes = self.fit_score.config, self.fit_score.classes
+        # Names an object that cannot be computed with, which in a bag would be one of the points.
+        self.model(X)
+        # By which a classifier may have been told of classes.
+        labels = classes.tolist()
+        named = () if labels == list(range(len(labels))) else (labels,)
+        key = repr((settings_of(self.fit_score.estimator), config.seed, config.l2, config.max_epochs, *named))
+        return refit_counts(
+            self.fit_score, self.X, self.y, len(classes), np.asarray(X), query.q, query.weight(self.y, len(classes)),
+            self.work.n_jobs, self.work.checkpoint, query.progress, self.work.say, key=key, eps=self.precision(self.X),
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        raise StorageError(
+            "method='exact' by refits trains the model anew for every candidate, so there is nothing to save but the data; save these, or "
+            "use method='influence'."
+        )
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        raise StorageError("it holds refits, which are never saved")
+
+
+@dataclass(frozen=True)
+class Refit(Method):
+    """Full CP itself for any classifier, by honest refits."""
+
+    name = "exact"
+
+    def fit(self, bag: Bag, config: Config) -> FittedRefit:
+        return FittedRefit(FitScore(self.model, replace(config, progress=None), bag.classes), bag, config.work)

@@ -8,7 +8,7 @@ from typing import Any
 from sklearn.base import BaseEstimator, is_classifier
 
 from fullconformal.storage.container import StorageError
-from fullconformal.storage.values import Kind, Packer, Unpacker, among, expect
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect
 
 # Where each class that may be loaded lives. None of them calls what it is given, the exceptions in `check`.
 HOMES = {
@@ -88,4 +88,4 @@ def check(name: str, params: dict[str, Any]) -> None:
         raise StorageError(f"{name} holds random_state={state!r}, which cannot be saved; give a whole number.")
 
 
-ESTIMATOR = Kind(BaseEstimator, pack_estimator, unpack_estimator)
+KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)

@@ -1,0 +1,226 @@
+"""Checks of the arguments users give: their kind, their size, and what goes with what."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fullconformal import sets
+from fullconformal.conformity import SCORES, ConformityScore
+from fullconformal.curvature import CURVATURES, Curvature
+from fullconformal.influence import APPROXIMATIONS
+from fullconformal.losses import LOSSES, Loss
+from fullconformal.methods.base import ConformalWarning
+from fullconformal.methods.probability import trained_here
+from fullconformal.methods.select import METHODS, is_convex, is_neighbors
+from fullconformal.models.pipelines import split_pipeline
+from fullconformal.models.requirements import check_estimator_kind, check_instance
+from fullconformal.sets import check_levels
+
+Array = npt.NDArray[Any]
+
+#: q of each scheme: whether a point's score is its loss with it, half-way, or without it
+SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
+DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
+
+
+def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise unless value is one of the allowed words."""
+    if not (isinstance(value, str) and value in allowed):
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(map(repr, allowed))}.")
+
+
+def check_number(name: str, value: Any, low: float, what: str, *, strict: bool = False) -> None:
+    """Raise unless value is a finite number ≥ low (> low where strict)."""
+    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value)
+    if not good or value < low or (strict and value == low):
+        raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
+def check_whole(name: str, value: Any, low: int, what: str) -> None:
+    """Raise unless value is a whole number ≥ low."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless value is a truth value: "no" would count as yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
+
+
+def check_flags(options: Any, *names: str) -> None:
+    """Raise unless the options of these names are truth values."""
+    for name in names:
+        check_flag(name, getattr(options, name))
+
+
+def check_running(options: Any) -> None:
+    """Raise where n_jobs, checkpoint or verbose, of those there are, cannot be meant."""
+    jobs, folder = getattr(options, "n_jobs", None), getattr(options, "checkpoint", None)
+    if jobs is not None and (not isinstance(jobs, (int, np.integer)) or isinstance(jobs, bool) or jobs == 0):
+        raise ValueError(f"n_jobs={jobs!r} is not allowed; give None, a whole number ≥ 1, or -1 for all cores.")
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        raise ValueError(f"checkpoint={folder!r} is not allowed; give None or the path of a folder.")
+    if folder is not None and os.path.isfile(folder):
+        raise ValueError(f"checkpoint={str(folder)!r} is a file; give the path of a folder.")
+    if not isinstance(options.verbose, (bool, np.bool_)):
+        check_whole("verbose", options.verbose, 0, "0 or 1")
+
+
+def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
+    """Checked weights of the n training points (or None) and of the m candidates, (m, 1)."""
+    if weights is None:
+        return None, 1.0
+    if not isinstance(weights, tuple) or len(weights) != 2:
+        raise ValueError("weights must be a pair (weights of the training points, weights of the test points).")
+    checked = [np.asarray(part, dtype=np.float64) for part in weights]
+    for part, size, name in zip(checked, (n, m), ("training", "test"), strict=True):
+        if part.shape != (size,) or not np.isfinite(part).all() or (part < 0).any() or not part.any():
+            raise ValueError(
+                f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
+            )
+    return checked[0], checked[1][:, None]
+
+
+def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:
+    """Warn where a level needs more points of a kind than there are: sizes (1,) of all, or (C,) of each class."""
+    smallest, highest = int(sizes.min()), float(levels.max())
+    if not sets.members(np.array(1 / (smallest + 1)), 1 - highest):
+        return
+    who, what = "", "every set holds all labels"
+    if len(sizes) > 1:
+        name = classes.tolist()[int(sizes.argmin())]
+        who, what = f" of class {name!r}", f"every set holds {name!r}"
+    warnings.warn(
+        f"confidence_level={highest:g} needs more than the {smallest} {kind} point{'s' * (smallest != 1)}{who} there "
+        f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
+        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
+        ConformalWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def check_full(clf: Any) -> None:
+    """Raise where a parameter of `FullConformalClassifier` cannot be meant, before anything long begins."""
+    check_option("method", clf.method, METHODS)
+    check_scores(clf)
+    if not isinstance(clf.curvature, Curvature):
+        check_option("curvature", clf.curvature, ("auto", *CURVATURES, "last_layer_kron"))
+    if not isinstance(clf.loss, Loss):
+        check_option("loss", clf.loss, tuple(LOSSES))
+    if clf.damping is not None:
+        check_number("damping", clf.damping, 0, "None or a number ≥ 0")
+        if isinstance(clf.curvature, Curvature):
+            raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
+    if clf.l2 is not None:
+        check_number("l2", clf.l2, 0, "None or a number ≥ 0")
+    check_flags(clf, "prefit")
+    check_running(clf)
+    check_number("memory_budget", clf.memory_budget, 0, "a number of GiB > 0", strict=True)
+    check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
+    check_option("dtype", clf.dtype, tuple(DTYPES))
+    check_levels(clf.confidence_level)
+    final = split_pipeline(clf.estimator)[1]
+    if is_neighbors(final) and clf.method in ("influence", "symmetric"):
+        raise ValueError(
+            f"method={clf.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
+        )
+    refits = clf.method == "exact" and hasattr(final, "predict_proba") and not is_convex(final, clf.head)
+    if is_neighbors(final) or refits:
+        if clf.prefit or clf.l2 is not None:
+            raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")
+    else:
+        check_estimator_kind(clf.estimator, clf.l2, clf.head)
+    if clf.prefit and clf.estimator is None:
+        raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
+    if clf.loss not in ("softmax", LOSSES["softmax"]) and (not isinstance(final, nn.Module) or clf.head is not None):
+        raise ValueError(
+            f"loss={clf.loss!r} needs a torch.nn.Module as estimator, without head=; other classifiers bring their own loss."
+        )
+
+
+def check_scores(clf: Any) -> None:
+    """Raise where a parameter of `FullConformalClassifier` that may be changed after fit cannot be meant."""
+    check_option("scheme", clf.scheme, tuple(SCHEMES))
+    check_flags(clf, "class_conditional")
+    check_option("approximation", clf.approximation, tuple(APPROXIMATIONS))
+    if not (isinstance(clf.prune, (bool, np.bool_)) or clf.prune == "auto"):
+        raise ValueError(f"prune={clf.prune!r} is unknown; allowed: 'auto', True, False.")
+
+
+def check_stream(clf: Any, y: Any) -> None:
+    """Raise where a dataset or loader cannot be taken, before it is read."""
+    transformers, final = split_pipeline(clf.estimator)
+    given = "a Dataset or DataLoader as X"
+    if y is not None:
+        raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
+    if not clf.prefit or transformers is not None or clf.head is not None or not isinstance(final, nn.Module):
+        raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
+    if clf.curvature not in ("last_layer", "last_layer_kron"):
+        raise ValueError(
+            f"{given} needs curvature='last_layer_kron' or 'last_layer', which keep no training objects; got {clf.curvature!r}."
+        )
+    if clf.method not in ("auto", "influence"):
+        raise ValueError(f"{given} needs method='influence', got {clf.method!r}.")
+
+
+def device_of(device: str, estimator: Any) -> torch.device:
+    """The device to compute on; "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small."""
+    if device == "auto":
+        module = isinstance(split_pipeline(estimator)[1], nn.Module)
+        return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
+    try:
+        probe = torch.zeros(1, device=device)
+        probe.item()  # which "meta" has none of
+        return probe.device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={device!r} cannot be used here: {error}") from error
+
+
+def check_held_out(clf: Any, tunes: bool = False) -> None:
+    """Raise where a parameter of a classifier that calibrates on held-out points cannot be meant; `tunes` where it tunes RAPS."""
+    if not isinstance(clf.conformity_score, ConformityScore):
+        check_option("conformity_score", clf.conformity_score, tuple(SCORES))
+    check_levels(clf.confidence_level)
+    flags = ("randomized", "class_conditional", "prefit", "allow_empty")
+    check_flags(clf, *(name for name in flags if hasattr(clf, name)))
+    check_running(clf)
+    check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
+    if clf.l2 is not None:
+        check_number("l2", clf.l2, 0, "None or a number ≥ 0")
+    if clf.k_reg is not None:
+        check_whole("k_reg", clf.k_reg, 0, "None or a whole number ≥ 0")
+    if clf.lambda_reg is not None:
+        check_number("lambda_reg", clf.lambda_reg, 0, "None or a number ≥ 0")
+    if clf.conformity_score == "raps" and not tunes and None in (clf.k_reg, clf.lambda_reg):
+        raise ValueError(
+            f"conformity_score='raps' needs k_reg and lambda_reg, got {clf.k_reg!r} and {clf.lambda_reg!r}; only "
+            "SplitConformalClassifier tunes them, on a part of its calibration points."
+        )
+    final = split_pipeline(clf.estimator)[1]
+    if trained_here(final):
+        check_estimator_kind(clf.estimator, clf.l2)
+        return
+    check_instance(final)
+    name = type(final).__name__
+    if not hasattr(clf.estimator, "predict_proba"):
+        raise TypeError(
+            f"estimator={name} has no predict_proba; give a classifier that has, for instance "
+            f"sklearn.calibration.CalibratedClassifierCV({name}(...))."
+        )
+    if clf.l2 is not None:
+        raise ValueError(f"l2={clf.l2!r} was given, but {name} brings its own penalty; set it there.")
+
+
+def check_share(clf: Any) -> None:
+    """Raise unless calibration_size is a share."""
+    if not (isinstance(clf.calibration_size, (float, np.floating)) and 0 < clf.calibration_size < 1):
+        raise ValueError(f"calibration_size={clf.calibration_size!r} is not allowed; give a share between 0 and 1.")

@@ -1,0 +1,266 @@
+"""The paper's method: one fit, one curvature, one gradient per training point, and influences instead of refits."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fullconformal.curvature import CURVATURES, Curvature, DenseCurvature, Factor
+from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
+from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.influence import APPROXIMATIONS, shards
+from fullconformal.influence.prepared import Known, Training, prepare
+from fullconformal.influence.pruned import pruned_counts
+from fullconformal.influence.scores import Counts, all_scores, check_far, count_scores
+from fullconformal.influence.shards import Fit
+from fullconformal.linear.span import Span, span_of
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query
+from fullconformal.methods.fitting import L2_NETWORK, fit_problem
+from fullconformal.methods.probability import problem_log_proba, settings_of
+from fullconformal.models.adapters import penalises
+from fullconformal.models.requirements import check_outputs
+from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
+from fullconformal.problem import Problem, in_contrasts
+from fullconformal.runtime.threads import alone
+from fullconformal.storage import expect, require, savable
+
+SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model
+
+
+@savable
+class FittedInfluence(Fitted):
+    """A problem at its fit, and what is prepared of its training points."""
+
+    method = "influence"
+    guarantee = "approximate"
+
+    def __init__(
+        self, training: Training, curvature: str, damping_chosen: bool, held: str = "", estimates: tuple[str, ...] = (),
+        span: Span | None = None,
+    ):  # fmt: skip
+        """`held` names the parameters that the curvature leaves out, `estimates` what the curvatures considered would take.
+
+        Where there is a `span` the problem's inputs are coordinates in it.
+        """
+        self.training, self.problem, self.span = training, training.problem, span
+        self.n, self.n_classes = self.problem.n, self.problem.n_classes
+        self.curvature, self.damping_chosen, self.held, self.estimates = curvature, damping_chosen, held, estimates
+
+    @property
+    def labels(self) -> IntArray:
+        return np.asarray(self.problem.y.cpu().numpy())
+
+    @property
+    def device(self) -> torch.device:
+        return self.problem.X.device
+
+    @property
+    def refittable(self) -> Problem:
+        return self.problem
+
+    def holds(self, X: Any) -> bool:
+        return is_start(X if self.span is None else self.span.coordinates(X), self.problem)
+
+    def inputs(self, X: Any) -> Tensor:
+        """Objects (m, ...) as the problem knows them."""
+        device, dtype = self.problem.X.device, self.problem.X.dtype
+        if self.span is None:
+            return to_tensor(X, device, dtype)
+        if dtype != torch.float64:
+            to_tensor(X, device, dtype)  # whose error names a column
+        return to_tensor(self.span.coordinates(X), device, dtype)
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return finite_rows(problem_log_proba(self.problem, self.inputs(X)))
+
+    def precision(self, X: Any) -> float:
+        return torch.finfo(self.problem.X.dtype).eps
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        X, training = self.inputs(X), self.training
+        check_far(APPROXIMATIONS[query.approximation], training, X)
+        if query.work.shared:
+            asked = Query(query.q, query.approximation, query.prune, None, query.class_conditional)
+            key = repr((asked.q, asked.approximation, type(training.factor).__name__, training.factor.damping))
+            rule = partial(shard_counts, query=asked)
+            weights = None if query.points is None else torch.as_tensor(query.points, device=X.device)
+            greater, equal = shards.counts(training, X, weights, rule, key, query.work, query.progress)
+            return greater, equal
+        with alone(max(self.n, len(X) * self.problem.n_classes) * self.problem.size):
+            out = influence_counts(training, X, query)
+        return out.greater, out.equal
+
+    def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        alpha, tau = all_scores(APPROXIMATIONS[query.approximation], self.training, self.inputs(X), query.q)
+        return alpha.double().cpu().numpy(), tau.double().cpu().numpy()
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        return self._diagnose()
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._diagnose(search=False).warnings
+
+    def _diagnose(self, search: bool = True) -> Diagnostics:
+        return diagnose(self.training, self.curvature, self.damping_chosen, False, self.held, self.estimates, search)
+
+    def state(self) -> dict[str, Any]:
+        """What the curvature cost; gradients and half-solved gradients are made again, which takes less than a prediction."""
+        training = self.training
+        return {
+            "problem": self.problem,
+            "span": self.span,
+            "factor": training.factor,
+            "loss": training.loss,
+            "self_influence": training.self_influence,
+            "influence_slack": training.influence_slack,
+            "memory": training.memory,
+            "curvature": self.curvature,
+            "damping_chosen": self.damping_chosen,
+            "held": self.held,
+            "estimates": self.estimates,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same, without a factorisation."""
+        problem, factor, memory = (
+            expect(state[name], kind) for name, kind in (("problem", Problem), ("factor", Factor), ("memory", int))
+        )
+        known = tuple(expect(state[name], Tensor) for name in ("loss", "self_influence", "influence_slack"))
+        require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
+        require(all(bool(part.isfinite().all()) for part in known) and bool((known[2] >= 0).all()), "losses")
+        solved = factor.solve(problem.theta[None])
+        require(solved.shape == (1, problem.p) and bool(solved.isfinite().all()), "curvature")
+        estimates = expect(state["estimates"], tuple)
+        require(all(type(text) is str for text in estimates), "estimates")
+        training = prepare(problem, factor, memory, False, known)
+        named = expect(state["curvature"], str), expect(state["damping_chosen"], bool), expect(state["held"], str)
+        return cls(training, *named, estimates, expect(state["span"], Span, type(None)))
+
+
+def is_start(X: Any, problem: Problem) -> bool:
+    """Whether objects X (k, ...) are the first training points, up to rounding."""
+    return bool(np.allclose(X, problem.X[: len(X)].cpu().numpy(), rtol=1e-5, atol=1e-6))
+
+
+@dataclass(frozen=True)
+class Influence(Method):
+    """Scores by influence functions, for every model with a loss and gradients."""
+
+    name = "influence"
+
+    def fit(self, bag: Bag, config: Config) -> FittedInfluence:
+        self._check_memory(bag, config)
+        span = self._span(bag, config)
+        if span is not None:
+            check_squares(bag.X, name_of(config.dtype or torch.float64))  # whose error names a column
+            bag = Bag(span.coordinates(bag.X), bag.y, bag.classes)
+        fit = self._shared(bag, config)
+        problem = self.problem(bag, config, fit)
+        choice = choice_of(problem, config)
+        keep = trainable(problem, choice.name)
+        held = held_parameters(problem, keep) if choice.name in ("kfac", "ekfac") else ""
+        estimates = tuple(map(str, choice.estimates))
+        if config.verbose:
+            print(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
+        problem = hold_fixed(problem, keep)
+        problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
+        training = prepared(problem, choice.curvature, config.memory, fit)
+        name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
+        return FittedInfluence(training, name, choice.curvature.damping is None, held, estimates, span)
+
+    def problem(self, bag: Bag, config: Config, fit: Fit | None) -> Problem:
+        """The fitted problem, from the parts of a fit that is shared out where there is one."""
+        if fit is None:
+            return fit_problem(self.model, bag, config, contrasts=True)
+
+        def fitted(trained: bool) -> Problem:
+            trained = trained and isinstance(self.model, nn.Module) and config.head is None
+            return fit_problem(self.model, bag, replace(config, prefit=True) if trained else config)
+
+        return fit.problem(fitted)
+
+    def _span(self, bag: Bag, config: Config) -> Span | None:
+        """The span of the objects where coordinates in it may be taken: for regressions fitted here, with an L2 penalty.
+
+        Approximations by Kronecker products count the columns, and checkpoints know objects by their bytes, which coordinates that another
+        machine makes need not have.
+        """
+        fitted = penalises(self.model, config.l2) and not config.prefit
+        literal = isinstance(config.curvature, str) and config.curvature not in ("kfac", "ekfac")
+        plain = config.work.checkpoint is None and isinstance(bag.X, np.ndarray) and bag.X.ndim == 2
+        return span_of(bag.X) if fitted and literal and plain else None
+
+    def _shared(self, bag: Bag, config: Config) -> Fit | None:
+        """The parts of a fit that is shared out, or None."""
+        if not config.work.shared:
+            return None
+        model = self.model
+        if config.prefit and not isinstance(model, nn.Module):  # whose parameters do not tell what it has learned
+            model = fit_problem(model, bag, config).model
+        key = settings_of(model), config.l2, config.prefit, config.max_epochs, config.seed, config.head
+        how = str(config.dtype), config.curvature, config.damping, config.memory, config.loss
+        return Fit.open(config.work, bag.X, bag.y, repr((*key, *how)))
+
+    def _check_memory(self, bag: Bag, config: Config) -> None:
+        """Raise, before any training, where the curvature of a module cannot fit."""
+        if not isinstance(self.model, nn.Module) or config.head is not None:
+            return
+        module = copy.deepcopy(self.model).eval().cpu()
+        dtype = config.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
+        x = to_tensor(bag.X[:2], "cpu", dtype, training=True)
+        check_outputs(module.to(dtype), x, bag.n_classes)
+        n, l2 = len(bag.y), L2_NETWORK if config.l2 is None else config.l2
+        one = x[:1].expand(n, *x.shape[1:])  # as many points as there are, without their memory
+        y = torch.zeros(1, dtype=torch.long).expand(n)
+        choice_of(Problem(module, one, y, n * l2, loss=config.loss), config)
+
+
+def choice_of(problem: Problem, config: Config) -> Choice:
+    """The curvature asked for or chosen, with estimates; a MemoryError where it does not fit."""
+    asked, damping = config.curvature, config.damping
+    if isinstance(asked, Curvature):
+        name = type(asked).__name__
+        name = name.lower() if name.lower() in ("kfac", "ekfac") else name
+        return check(name, asked, {}, problem, config.memory, config.device)
+    if asked == "auto":
+        return choose(problem, damping, config.memory, config.device)
+    others = {name: kind(damping) for name, kind in CURVATURES.items() if name != "hessian"}
+    return check(asked, CURVATURES[asked](damping), others, problem, config.memory, config.device)
+
+
+def prepared(problem: Problem, curvature: Curvature, memory: int, fit: Fit | None = None) -> Training:
+    """The factor of the curvature and what is prepared of the training points; `fit` shares the work out where it is given."""
+    with alone(problem.n * problem.size * problem.p / SOLVES):
+        factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
+        memory -= factor.nbytes
+        if fit is None:
+            return prepare(problem, factor, memory, False)
+        return Training(problem, factor, *fit.influences(problem, factor, memory), None, None, memory)
+
+
+def influence_counts(training: Training, X: Tensor, query: Query) -> Counts:
+    """Counts for the candidates of every x in X (m, ...)."""
+    y, n_classes = training.problem.y.cpu().numpy(), training.problem.n_classes
+    given = query.weight(y, n_classes)
+    weight = None if given is None else torch.as_tensor(given, device=X.device)
+    if query.approximation == "direct" and training.factor.positive_definite and query.prune is not False:
+        return pruned_counts(training, X, query.q, weight, query.progress)
+    return count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight, query.progress)
+
+
+def shard_counts(
+    problem: Problem, factor: Factor, memory: int, known: Known, X: Tensor, weights: Tensor | None, query: Query
+) -> FloatArray:
+    """Counts (2, m, C) of a shard of the training points, a problem of its own with losses and self-influences known."""
+    points = None if weights is None else weights.cpu().numpy()
+    out = influence_counts(prepare(problem, factor, memory, False, known), X, replace(query, points=points))
+    return np.stack([out.greater, out.equal])

@@ -1,0 +1,70 @@
+"""Which method a model gets, and why: the one place that decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from fullconformal.last_layer.stream import Stream, is_mapped
+from fullconformal.methods.base import Config, Method
+from fullconformal.methods.convex import Exact, Symmetric
+from fullconformal.methods.influence import Influence
+from fullconformal.methods.last_layer import LastLayer
+from fullconformal.methods.neighbors import Neighbors
+from fullconformal.methods.refit import Refit
+from fullconformal.models.adapters import is_logistic
+from fullconformal.models.density import KernelDensityClassifier
+
+METHODS = ("auto", "influence", "symmetric", "exact")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A method, and the reason in words."""
+
+    method: Method
+    reason: str
+
+
+def is_neighbors(model: Any) -> bool:
+    """Whether a model is scored by its neighbours and has no loss."""
+    return isinstance(model, (KNeighborsClassifier, KernelDensityClassifier))
+
+
+def is_convex(model: Any, head: str | None) -> bool:
+    """Whether the fit is convex: a logistic regression (None is the built-in one), or a network's head."""
+    return model is None or is_logistic(model) or head is not None
+
+
+def select(model: Any, asked: str, config: Config, X: Any) -> Selection:
+    """The method of a model for objects X, given what was asked for; an error where that does not go with the model."""
+    kind, convex = "the built-in regression" if model is None else type(model).__name__, is_convex(model, config.head)
+    if is_neighbors(model) and asked in ("auto", "exact"):
+        return Selection(Neighbors(model), f"{kind} has exact scores without refits")
+    if asked == "exact" and not convex:
+        if config.prefit:
+            raise ValueError(
+                "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
+            )
+        return Selection(Refit(model), f"{kind} has no faster way to exact scores than refits")
+    if asked == "exact":
+        return Selection(Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
+    if asked == "symmetric" and not convex:
+        raise ValueError(
+            f"method='symmetric' needs a convex fit, and {kind} is not: give head= (a network's last linear "
+            "layer, refitted on frozen features), or take method='influence'."
+        )
+    influence_asked = config.approximation != "direct" or config.curvature != "auto" or config.damping is not None
+    if asked == "symmetric" or (asked == "auto" and convex and not influence_asked):
+        return Selection(Symmetric(model), f"the fit of {kind} is convex, so symmetric scores are exactly valid")
+    streams = config.curvature == "last_layer_kron" or (
+        config.curvature == "last_layer" and config.prefit and config.head is None and isinstance(model, nn.Module)
+        and (isinstance(X, Stream) or is_mapped(X))
+    )  # fmt: skip
+    reason = "an option of influence was given" if convex and asked == "auto" else f"{kind} has a loss and gradients"
+    if streams:
+        return Selection(LastLayer(model), f"curvature={config.curvature!r} is of the last layer alone")
+    return Selection(Influence(model), reason)
