@@ -32,6 +32,7 @@ from fullconformal import (
     JackknifePlusClassifier,
     SplitConformalClassifier,
 )
+from fullconformal.estimators.inputs import uniforms
 from fullconformal.models import mlp
 
 METHODS = [
@@ -280,7 +281,7 @@ def test_progress_is_told_model_by_model(method, steps, monkeypatch):
         assert shown
         yield lambda *state: told.append(state)
 
-    monkeypatch.setattr("fullconformal.estimators.calibrated.progress_bar", bar)
+    monkeypatch.setattr("fullconformal.estimators.held_out.progress_bar", bar)
     method(GaussianNB(), verbose=1, random_state=0).fit(X, Y)
     assert told == [(k + 1, steps) for k in range(steps)]
 
@@ -309,11 +310,10 @@ def test_sparse_objects_in_a_pipeline(method):
 def test_uniforms_of_texts_are_those_of_the_text_in_any_container(width):
     """A NumPy array pads its texts to the longest, which must not count."""
     texts = np.array([["a"], ["bb"], ["much longer"]]).repeat(width, 1).squeeze()
-    clf = SplitConformalClassifier(random_state=0)
-    u = clf._uniform(texts, 1)
-    np.testing.assert_array_equal(u[:2], clf._uniform(np.array(texts[:2].tolist()), 1))
+    u = uniforms(texts, 3)
+    np.testing.assert_array_equal(u[:2], uniforms(np.array(texts[:2].tolist()), 3))
     for other in (texts.astype(object), texts.tolist(), pd.DataFrame(texts) if width == 2 else pd.Series(texts)):
-        np.testing.assert_array_equal(u, clf._uniform(other, 1))
+        np.testing.assert_array_equal(u, uniforms(other, 3))
     assert len(np.unique(u)) == 3
 
 

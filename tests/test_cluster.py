@@ -134,7 +134,7 @@ def test_one_process_shares_nothing_out(monkeypatch, expected):
 
 
 def test_a_few_objects_are_shared_out_by_training_points():
-    training = fitted().set_params()._engine.training
+    training = fitted().set_params()._fitted.training
     assert shards.grid(training, training.problem.X[:1], 2) == {"blocks": 1, "shards": 8}
     assert shards.grid(training, training.problem.X, 2) == {"blocks": 8, "shards": 1}
     assert shards.grid(training, training.problem.X[:1].expand(10_000, -1), 1) == {"blocks": 5, "shards": 1}

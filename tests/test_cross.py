@@ -72,7 +72,7 @@ def test_cv_plus_is_its_rule(score, class_conditional, cv):
     rng = np.random.RandomState(4)
     rng.randint(2**31)
     u = rng.uniform(size=60) if score in ("aps", "raps") else None
-    u_objects = clf._score_uniforms(objects)
+    u_objects = clf._held_out.uniform(objects)
     own, other = literal(lda, X, y, objects, cv, score, u, u_objects)
     sets = clf.predict_set(objects, LEVELS)
     for i, level in enumerate(LEVELS):

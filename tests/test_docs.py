@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import fullconformal
 from fullconformal import data, metrics, models
 from fullconformal.cli import main
-from fullconformal.estimators.options import CURVATURES
+from fullconformal.curvature import CURVATURES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p for p in (ROOT / "docs").rglob("*.rst") if not {"_build", "gallery", "generated"} & set(p.parts))

@@ -23,7 +23,7 @@ from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.curvature import GGN
-from fullconformal.methods import probability as refits
+from fullconformal.methods import refit
 from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
@@ -250,7 +250,7 @@ def test_rough_precision_follows_the_condition(repeated, l2):
     if repeated:
         X, Xt = (np.hstack([part, part[:, :2] + part[:, 2:]]) for part in (X, Xt))
     clf = FullConformalClassifier(method="exact", l2=l2).fit(X, y)
-    assert clf._engine.bag.precision == (torch.float64 if l2 < 1e-10 else torch.float32)
+    assert clf._fitted.bag.precision == (torch.float64 if l2 < 1e-10 else torch.float32)
     design, objects = (np.hstack([part, np.ones((len(part), 1))]) for part in (X, Xt))
     penalty = np.array([60 * l2] * X.shape[1] + [0.0])
     expected = [[p_value(*exact_scores(design, y, 2, penalty, x, k, 1)) for k in range(2)] for x in objects]
@@ -302,7 +302,7 @@ def test_heads_are_the_last_step():
 
     net = Odd().requires_grad_(False)  # a wholly frozen backbone
     clf = FullConformalClassifier(net, head="auto", prefit=True).fit(X, y)
-    assert clf._engine.bag.X.shape == (60, 7)
+    assert clf._fitted.bag.X.shape == (60, 7)
     with pytest.raises(ValueError, match="not the network's last step"):
         FullConformalClassifier(net, head="first", prefit=True).fit(X, y)
 
@@ -332,17 +332,17 @@ def test_the_last_layer_of_a_single_layer_is_the_model(head):
         assert bare.diagnose() == inside.diagnose()
 
 
-@pytest.mark.parametrize("curvature", ["ggn", "hessian", "block", "dual", "cg", "kfac", "ekfac", "last_layer"])
+@pytest.mark.parametrize("curvature", ["ggn", "hessian", "dual", "kfac", "ekfac", "last_layer"])
 def test_the_built_in_regression_is_scikit_learns_whatever_the_curvature(curvature):
     """The one is stated in contrasts, the other but for written curvatures is not: what gradients meet is the same."""
     X, y, Xt, _ = data(3, n=60, m=40)
     options = {"method": "influence", "curvature": curvature, "damping": 1e-3, "l2": None}
     own, theirs = (FullConformalClassifier(m, **options).fit(X, y) for m in (None, LogisticRegression(C=1 / 0.06)))
-    assert own._engine.problem.n_classes == 3 and own._engine.problem.p == 2 * 5
+    assert own._fitted.problem.n_classes == 3 and own._fitted.problem.p == 2 * 5
     assert np.array_equal(own.predict_p(Xt), theirs.predict_p(Xt))
 
 
-@pytest.mark.parametrize("curvature", ["ggn", "block", "dual", "ekfac", "last_layer", "last_layer_kron"])
+@pytest.mark.parametrize("curvature", ["ggn", "dual", "ekfac", "last_layer", "last_layer_kron"])
 def test_diagnostics_find_the_smallest_eigenvalue(curvature):
     """Of a single layer as it is stated, in contrasts or not; of a Kronecker product there is one."""
     X, y, *_ = data(3, n=60)
@@ -351,7 +351,7 @@ def test_diagnostics_find_the_smallest_eigenvalue(curvature):
     found = clf.diagnose().smallest_eigenvalue
     assert found > 0
     if curvature != "last_layer_kron":
-        smallest = float(torch.linalg.eigvalsh(GGN().matrix(clf._engine.problem))[0]) / 60
+        smallest = float(torch.linalg.eigvalsh(GGN().matrix(clf._fitted.problem))[0]) / 60
         assert smallest * (1 - 1e-9) <= found <= 1.2 * smallest
 
 
@@ -417,7 +417,7 @@ def test_recalibrated_p_values_are_the_same_in_any_batch(curvature):
 def test_refits_know_the_precision_of_a_network(dtype, monkeypatch):
     X, y, Xt, _ = data(2, n=8, m=1)
     asked = {}
-    monkeypatch.setattr(refits, "refit_counts", lambda *_, **options: asked.update(options) or (np.ones((1, 2)),) * 2)
+    monkeypatch.setattr(refit, "refit_counts", lambda *_, **options: asked.update(options) or (np.ones((1, 2)),) * 2)
     FullConformalClassifier(mlp(4, (2,), 2), method="exact", max_epochs=1, dtype=dtype).fit(X, y).predict_p(Xt)
     assert asked["eps"] == np.finfo(dtype).eps
 
@@ -430,8 +430,8 @@ def test_audits_refuse_what_refits_cannot_answer():
             clf.set_params(**options).audit(Xt)
 
 
-def test_foretold_times_grow_as_the_time_does():
-    """Few classes with many inputs against many with few: what is foretold is off by much the same factor, whatever the machine.
+def test_estimated_times_grow_as_the_time_does():
+    """Few classes with many inputs against many with few: the estimate is off by much the same factor, whatever the machine.
 
     The coefficients meet measured times within a factor of two each way; as much again is granted to a busy machine.
     """
@@ -448,9 +448,9 @@ def test_foretold_times_grow_as_the_time_does():
     assert 1 / 8 < off[0] / off[1] < 8
 
 
-def test_long_work_is_foretold():
+def test_long_work_is_announced():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(300, 80)), np.arange(300) % 10
     clf = FullConformalClassifier().fit(X, y)
     with pytest.warns(ConformalWarning, match="may take about"):
-        clf._engine.foretell(1000)
+        clf._fitted.warn_of_time(1000)

@@ -20,8 +20,8 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from fullconformal import FullConformalClassifier
-from fullconformal.methods import refits
-from fullconformal.methods.refits import duration, estimate, refit_counts, tasks
+from fullconformal.methods import refit as refits
+from fullconformal.methods.refit import duration, estimate, refit_counts, tasks
 from fullconformal.pvalues import comparison_weight, p_values
 
 ESTIMATORS = [
@@ -203,7 +203,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, n_jobs):
     log, folder = tmp_path / "log", tmp_path / "scores"
     child = subprocess.Popen([sys.executable, __file__, str(log), str(folder), str(n_jobs)])
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 100
         while kept(folder) < 15 and time.monotonic() < until:
             time.sleep(0.005)
     finally:

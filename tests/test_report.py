@@ -310,7 +310,7 @@ def test_pictures_are_shown_as_pictures(tmp_path):
 def test_diagnostics_of_an_approximation_are_told_in_words():
     X, y = load_iris(return_X_y=True)
     clf = FullConformalClassifier(method="influence", l2=0.01).fit(X[::2], y[::2])
-    told = clf._in_words()
+    told = clf.notes()
     assert any(line.startswith("The p-values are approximate") for line in told)
     assert sum(line.startswith("! ") for line in told) == len(clf.diagnose().warnings)
 

@@ -12,7 +12,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 from fullconformal import AggregatedConformalClassifier, CrossConformalClassifier, SplitConformalClassifier
-from fullconformal.conformity import LAMBDAS, SCORES, raps, threshold
+from fullconformal.conformity import LAMBDAS, SCORES, threshold
+from fullconformal.conformity import RAPS as Regularised
 from fullconformal.models import mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
@@ -75,8 +76,9 @@ def test_sets_are_those_of_the_quantile_rule(score, randomized, data):
     clf = SplitConformalClassifier(
         model, prefit=True, conformity_score=score, randomized=randomized, random_state=0, **RAPS
     ).fit(X, y)
-    (ordered,) = clf._parts[0].ordered
-    scores = clf._scores(clf._parts[0].model(objects), clf._score_uniforms(objects))
+    (ordered,) = clf._held_out.parts[0].ordered
+    held = clf._held_out
+    scores = held.score.scores(held.parts[0].model(objects), held.uniform(objects))
     for epsilon in (0.01, 0.05, 0.1, 0.25, 0.5, 0.9):
         k = int(np.ceil((1 - epsilon) * 401 - 1e-9))
         assert np.array_equal(clf.predict_set(objects, 1 - epsilon), scores <= ordered[k - 1])
@@ -97,7 +99,7 @@ def test_randomised_scores_are_a_function_of_the_seed_and_the_object(data):
     unseeded = make(None)
     assert np.array_equal(unseeded.predict_p(objects), unseeded.predict_p(objects))
     # The uniform that breaks ties is not the one that randomises the score.
-    assert abs(np.corrcoef(clf._score_uniforms(objects), clf._smoothing(objects, True)[:, 0])[0, 1]) < 0.5
+    assert abs(np.corrcoef(clf._held_out.uniform(objects), clf._held_out.smoothing(objects, True)[:, 0])[0, 1]) < 0.5
 
 
 def test_equal_objects_of_a_batch_have_uniforms_of_their_own(data):
@@ -105,10 +107,10 @@ def test_equal_objects_of_a_batch_have_uniforms_of_their_own(data):
     X, y, objects, model = data
     clf = SplitConformalClassifier(model, prefit=True, conformity_score="aps", random_state=0).fit(X, y)
     batch = np.repeat(objects[:1], 2000, axis=0)
-    u = clf._score_uniforms(batch)
+    u = clf._held_out.uniform(batch)
     assert len(set(u)) == 2000 and abs(u.mean() - 0.5) < 5 * (1 / 12 / 2000) ** 0.5
-    assert u[0] == clf._score_uniforms(objects)[0]  # the first is as it is alone
-    assert np.array_equal(u[:7], clf._score_uniforms(np.concatenate([objects[1:3], batch[:7]]))[2:])
+    assert u[0] == clf._held_out.uniform(objects)[0]  # the first is as it is alone
+    assert np.array_equal(u[:7], clf._held_out.uniform(np.concatenate([objects[1:3], batch[:7]]))[2:])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -134,9 +136,10 @@ def test_raps_of_a_sure_model_ties_what_is_tied_only(dtype, randomized, allow_em
     assert np.array_equal(made("raps", k_reg=1, lambda_reg=0.0)[1], made("aps")[1])
     clf, found = made("raps", k_reg=2, lambda_reg=0.01)
     proba = clf.predict_proba(objects)
-    scores = raps(proba, 2, 0.01, clf._score_uniforms(objects), never_empty=not allow_empty)
+    score = Regularised(not allow_empty, 2, 0.01)
+    scores = score.scores(np.log(proba), clf._held_out.uniform(objects))
     for level in (0.8, 0.95):
-        literal = scores <= threshold(clf._parts[0].ordered[0], 1 - level) + 1e-15
+        literal = scores <= threshold(clf._held_out.parts[0].ordered[0], 1 - level) + 1e-15
         literal |= ~literal.any(1, keepdims=True) & (scores == scores.min(1, keepdims=True)) & (not allow_empty)
         assert abs((found > 1 - level).sum() - literal.sum()) <= 0.01 * literal.sum()
 
@@ -164,10 +167,10 @@ def test_sets_that_are_never_empty(score, data):
 def test_raps_is_tuned_on_points_that_do_not_calibrate(data):
     X, y, _, model = data
     clf = SplitConformalClassifier(model, prefit=True, conformity_score="raps", random_state=0).fit(X, y)
-    assert len(clf._parts[0].ordered[0]) == 400 - 120
+    assert len(clf._held_out.parts[0].ordered[0]) == 400 - 120
     assert 1 <= clf.k_reg_ <= 4 and clf.lambda_reg_ in LAMBDAS
     given = SplitConformalClassifier(model, prefit=True, conformity_score="raps", random_state=0, **RAPS).fit(X, y)
-    assert (given.k_reg_, given.lambda_reg_, len(given._parts[0].ordered[0])) == (1, 0.1, 400)
+    assert (given.k_reg_, given.lambda_reg_, len(given._held_out.parts[0].ordered[0])) == (1, 0.1, 400)
 
 
 def test_prefit_takes_the_model_as_it_is(data):

@@ -52,10 +52,9 @@ from fullconformal import (
     StorageError,
 )
 from fullconformal.curvature import Hessian
-from fullconformal.estimators import saving
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.storage import container
-from fullconformal.storage.values import conforms
+from fullconformal.storage.values import Packer, conforms
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
@@ -249,8 +248,8 @@ def test_a_factor_without_its_idle_parameters_survives(tmp_path):
     X[:, ::2] = 0
     X[:, 1] += y
     clf = FullConformalClassifier(mlp(40, (5,), 3), max_epochs=3, method="influence").fit(X[:280], y[:280])
-    factor = clf._engine.training.factor
-    assert len(factor.order) == clf._engine.problem.p == len(factor.matrix) + len(factor.roots)
+    factor = clf._fitted.training.factor
+    assert len(factor.order) == clf._fitted.problem.p == len(factor.matrix) + len(factor.roots)
     assert len(factor.roots) == 100 and factor.nbytes == sum(
         t.nbytes for t in (factor.matrix, factor.order, factor.roots)
     )
@@ -404,7 +403,7 @@ def test_layers_that_do_more_than_they_say_are_not_described(spoil):
     network = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     spoil(network)
     with pytest.raises(StorageError, match="factory"):
-        saving.Packer(saving.kinds()).pack(network)
+        Packer().pack(network)
 
 
 # What cannot be saved ----------------------------------------------------------------------------------------------------
@@ -682,7 +681,7 @@ def test_a_declared_shape_beyond_the_file_allocates_nothing(saved, tmp_path):
 
 def test_storage_has_no_way_to_run_what_a_file_says():
     src = Path(fullconformal.__file__).parent
-    for path in [*(src / "storage").glob("*.py"), src / "estimators" / "saving.py", src / "estimators" / "keeping.py"]:
+    for path in [*(src / "storage").glob("*.py"), src / "estimators" / "saving.py"]:
         assert not re.search(
             r"import pickle|joblib|torch\.load|(?<![.\w])(eval|exec)\(|__import__", path.read_text()
         ), path

@@ -39,8 +39,8 @@ class Diagnostics:
         What the guarantee of a valid method lacks all the same.
     held : str
         Parameters that the curvature does not know and that were held fixed.
-    foretold : tuple of str
-        Memory and time foretold of the curvatures considered, the one taken last.
+    estimates : tuple of str
+        Estimated memory and time of the curvatures considered, the one taken last.
     """
 
     n_points: int
@@ -58,7 +58,7 @@ class Diagnostics:
     valid: bool = False
     caveat: str = ""
     held: str = ""
-    foretold: tuple[str, ...] = ()
+    estimates: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -79,8 +79,8 @@ class Diagnostics:
             )
         if self.held:
             out.append(
-                f"{self.held} were held fixed: {self.curvature} knows Linear and ungrouped Conv2d layers only (curvature='ggn', 'dual' "
-                "and 'cg' know all)"
+                f"{self.held} were held fixed: {self.curvature} knows Linear and ungrouped Conv2d layers only (curvature='ggn' "
+                "and 'dual' know all)"
             )
         if self.newton_decrement > self.largest_influence:
             out.append(
@@ -113,7 +113,7 @@ class Diagnostics:
             ("largest leverage of a point", f"{self.largest_leverage:.3f}"),
             ("negative linearised losses", f"{self.negative_scores} of {self.n_points}"),
         ]
-        rows += [("foretold" if not k else "", text) for k, text in enumerate(self.foretold)]
+        rows += [("" if k else "estimated cost", text) for k, text in enumerate(self.estimates)]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value}" for name, value in rows]
         if self.valid and not self.caveat:
@@ -128,7 +128,7 @@ def diagnose(
     damping_chosen: bool,
     valid: bool = False,
     held: str = "",
-    foretold: tuple[str, ...] = (),
+    estimates: tuple[str, ...] = (),
     search: bool = True,
 ) -> Diagnostics:
     """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them.
@@ -154,5 +154,5 @@ def diagnose(
         negative_scores=int((training.loss < s).sum()),
         valid=valid,
         held=held,
-        foretold=foretold,
+        estimates=estimates,
     )

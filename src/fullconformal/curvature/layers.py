@@ -119,11 +119,11 @@ def read_layers(problem: Problem) -> list[Layer]:
         if not is_layer(module):
             raise CurvatureError(
                 f"{path or 'the model'} ({type(module).__name__}) has trainable parameters outside Linear and ungrouped Conv2d layers; "
-                "hold them fixed (requires_grad_(False)), or take curvature='ggn', 'dual' or 'cg'."
+                "hold them fixed (requires_grad_(False)), or take curvature='ggn' or 'dual'."
             )
         if any(id(q) in seen for q in own.values()):
             raise CurvatureError(
-                f"{path} shares its parameters with another layer; take curvature='ggn', 'dual' or 'cg'."
+                f"{path} shares its parameters with another layer; take curvature='ggn' or 'dual'."
             )
         seen |= {id(q) for q in own.values()}
         o = next(iter(own.values())).shape[0]
@@ -204,6 +204,6 @@ def record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, li
         if not calls:
             raise CurvatureError(
                 f"the forward pass never calls {layer.name} ({type(layer.module).__name__}), so its inputs are unknown; hold it "
-                "fixed (requires_grad_(False)), or take curvature='ggn', 'dual' or 'cg'."
+                "fixed (requires_grad_(False)), or take curvature='ggn' or 'dual'."
             )
     return logits, given, returned

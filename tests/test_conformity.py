@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import label_score
 
-from fullconformal.conformity import LAMBDAS, SCORES, aps, ranks, raps, score_labels, threshold, tune_raps
+from fullconformal.conformity import APS, LAMBDAS, RAPS, SCORES, ranks, threshold
 
 # Small whole numbers make ties and zeros common; 2 to 6 labels, a few objects.
 weights = st.integers(2, 6).flatmap(
@@ -20,12 +20,13 @@ def distributions(rows):
 
 
 @settings(deadline=None)
-@given(weights, st.sampled_from(SCORES), st.floats(0, 1), st.integers(0, 4), st.floats(0, 2))
+@given(weights, st.sampled_from(sorted(SCORES)), st.floats(0, 1), st.integers(0, 4), st.floats(0, 2))
 def test_scores_equal_their_definitions(rows, score, u, k_reg, lambda_reg):
     pi = distributions(rows)
     with np.errstate(divide="ignore"):  # a probability of zero has an infinite loss
         log_pi = np.log(pi)
-        got = score_labels(log_pi, score, np.full(len(pi), u), k_reg=k_reg, lambda_reg=lambda_reg)
+        made = RAPS(False, k_reg, lambda_reg) if score == "raps" else SCORES[score]()
+        got = made.scores(log_pi, np.full(len(pi), u))
         # exp(log π) is π to about an ulp; sums of at most six such numbers.
         pi = np.exp(log_pi)
         wanted = [[label_score(row, y, score, u, k_reg, lambda_reg) for y in range(pi.shape[1])] for row in pi]
@@ -40,7 +41,10 @@ def test_adaptive_scores_grow_with_the_rank(rows, u):
     """So sets of APS and RAPS are the likeliest labels up to some rank, at every level."""
     pi = distributions(rows)
     order, _ = ranks(pi)
-    for scores in (aps(pi, np.full(len(pi), u)), raps(pi, 1, 0.1, np.full(len(pi), u))):
+    with np.errstate(divide="ignore"):
+        log_pi = np.log(pi)
+    for score in (APS(), RAPS(k_reg=1, lambda_reg=0.1)):
+        scores = score.scores(log_pi, np.full(len(pi), u))
         assert (np.diff(np.take_along_axis(scores, order, 1), axis=1) >= -1e-15).all()
 
 
@@ -50,14 +54,16 @@ def test_the_last_labels_tie_at_one(rows):
     """Unrandomised, the last label of every object has the same score, not one that differs by rounding."""
     pi = distributions(rows)
     _, rank = ranks(pi)
-    assert (aps(pi)[rank == pi.shape[1] - 1] == 1.0).all()
-    assert (aps(pi)[pi == 0] == 1.0).all()
+    with np.errstate(divide="ignore"):
+        scores = APS().scores(np.log(pi))
+    assert (scores[rank == pi.shape[1] - 1] == 1.0).all()
+    assert (scores[pi == 0] == 1.0).all()
 
 
 def test_never_empty_leaves_the_first_label_unrandomised():
     pi = np.array([[0.2, 0.5, 0.3]])
-    assert aps(pi, np.array([0.5]), never_empty=True)[0].tolist() == pytest.approx([0.9, 0.5, 0.65])
-    assert aps(pi, np.array([0.5]))[0].tolist() == pytest.approx([0.9, 0.25, 0.65])
+    assert APS(never_empty=True).scores(np.log(pi), np.array([0.5]))[0].tolist() == pytest.approx([0.9, 0.5, 0.65])
+    assert APS().scores(np.log(pi), np.array([0.5]))[0].tolist() == pytest.approx([0.9, 0.25, 0.65])
 
 
 @settings(deadline=None)
@@ -73,7 +79,8 @@ def test_raps_is_tuned_for_size():
     pi = rng.dirichlet(np.full(8, 0.3), size=300)
     y = np.array([rng.choice(8, p=row) for row in pi])
     u = rng.uniform(size=300)
-    k_reg, lambda_reg = tune_raps(pi, y, 0.1, u)
+    tuned = RAPS().tuned(np.log(pi), y, 0.1, u)
+    k_reg, lambda_reg = tuned.k_reg, tuned.lambda_reg
     rank = [sorted(-row).index(-row[label]) + 1 for row, label in zip(pi, y, strict=True)]
     assert k_reg == sorted(rank)[int(np.ceil(0.9 * 301)) - 1]
 
@@ -84,4 +91,4 @@ def test_raps_is_tuned_for_size():
         return (scores <= np.sort(scores[np.arange(300), y])[int(np.ceil(0.9 * 301)) - 1]).sum()
 
     assert lambda_reg == min(LAMBDAS, key=size)
-    assert tune_raps(pi, y, 0.1, u, k_reg=3, lambda_reg=0.7) == (3, 0.7)
+    assert RAPS(False, 3, 0.7).tuned(np.log(pi), y, 0.1, u) == RAPS(False, 3, 0.7)
