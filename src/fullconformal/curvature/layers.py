@@ -122,9 +122,7 @@ def read_layers(problem: Problem) -> list[Layer]:
                 "hold them fixed (requires_grad_(False)), or take curvature='ggn' or 'dual'."
             )
         if any(id(q) in seen for q in own.values()):
-            raise CurvatureError(
-                f"{path} shares its parameters with another layer; take curvature='ggn' or 'dual'."
-            )
+            raise CurvatureError(f"{path} shares its parameters with another layer; take curvature='ggn' or 'dual'.")
         seen |= {id(q) for q in own.values()}
         o = next(iter(own.values())).shape[0]
         i = sum(q.numel() // o for q in own.values())

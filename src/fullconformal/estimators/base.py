@@ -268,9 +268,6 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         transformers, final = split_pipeline(self.estimator)
         if transformers is None:
-            if self._is_plain(X, y, reset):
-                self.n_features_in_ = X.shape[1]
-                return X if isinstance(y, str) else (X, y)
             check_columns(X)
             module = isinstance(final, nn.Module)
             # scikit-learn's wording asks for two dimensions; modules may take images.
@@ -285,14 +282,3 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} rows and y has {len(y)} labels; they must be as many.")
         return X, y
-
-    def _is_plain(self, X: Any, y: Any, reset: bool) -> bool:
-        """Whether scikit-learn's checks, which take longer than small fits, would find nothing: a finite matrix, and whole numbers."""
-        if type(X) is not np.ndarray or X.ndim != 2 or X.dtype.char not in "efd" or not X.size:
-            return False
-        known = getattr(self, "n_features_in_", None)
-        if not X.dtype.isnative or hasattr(self, "feature_names_in_") or not (reset or X.shape[1] == known):
-            return False
-        labelled = type(y) is np.ndarray and y.shape == (len(X),) and y.dtype.kind in "biu"
-        with np.errstate(over="ignore", invalid="ignore"):
-            return (labelled or isinstance(y, str)) and bool(np.isfinite(X.sum()))

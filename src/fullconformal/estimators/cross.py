@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import KFold
-from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.held_out import HeldOut, check_reachable, no_options, no_p_values, objects, start
+from fullconformal.estimators.held_out import HeldOut, HeldOutClassifier, Start, no_options, no_p_values
 from fullconformal.estimators.validation import check_flag, check_held_out, check_whole
 from fullconformal.storage import savable
 
 
-def check_params(clf: Any) -> None:
+def check_folds_params(clf: Any) -> None:
     """Raise where a parameter cannot be meant."""
     check_held_out(clf)
     check_whole("n_folds", clf.n_folds, 2, "a whole number ≥ 2")
@@ -25,22 +23,21 @@ def check_params(clf: Any) -> None:
         )
 
 
-def fit_folds(clf: Any, X: Any, y: Any) -> HeldOut:
-    """Train on all folds but one, score that one, for each fold of (X, y)."""
-    check_params(clf)
-    begun = start(clf, X, y)
+def fit_folds(begun: Start, cv: Any, n_folds: int) -> HeldOut:
+    """Train on all folds but one, score that one, for each fold."""
     y = begun.bag.y
-    if clf.cv is None and clf.n_folds > len(y):
-        raise ValueError(f"n_folds={clf.n_folds!r} exceeds the {len(y)} points given; take at most as many.")
-    # At random, not class by class: what is left out must be exchangeable with what is to come.
-    cv = KFold(clf.n_folds, shuffle=True, random_state=begun.seed) if clf.cv is None else clf.cv
+    if cv is None:
+        if n_folds > len(y):
+            raise ValueError(f"n_folds={n_folds!r} exceeds the {len(y)} points given; take at most as many.")
+        # At random, not class by class: what is left out must be exchangeable with what is to come.
+        cv = KFold(n_folds, shuffle=True, random_state=begun.seed)
     pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(y), 1)), y)
     parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
     return begun.held_out(begun.folds(parts, "take other folds (n_folds, random_state)"), y)
 
 
 @savable
-class CVPlusClassifier(ConformalClassifier):
+class CVPlusClassifier(HeldOutClassifier):
     """CV+ (Romano, Sesia and Candès 2020): every point trains all models but one, and is scored by that one.
 
     A label y of object x is in the set when #{i : s_i < s^(−k(i))(x, y)} < (1 − ε)(n + 1), where s^(−k) is the score by the model that
@@ -73,8 +70,6 @@ class CVPlusClassifier(ConformalClassifier):
     (75, 3)
     """
 
-    _held_out: HeldOut
-
     def __init__(
         self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
         randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
@@ -83,11 +78,13 @@ class CVPlusClassifier(ConformalClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
+    def check_params(self) -> None:
+        check_folds_params(self)
+
     def fit(self, X: Any, y: Any) -> CVPlusClassifier:
         """Train on all folds but one, score that one, for each fold of (X, y)."""
-        self._held_out = fit_folds(self, X, y)
-        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
-        return self
+        begun = self._start(X, y)
+        return self._finish(fit_folds(begun, self.cv, self.n_folds))
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """Raise: the method has no p-values; see `predict_epsilon`."""
@@ -102,25 +99,11 @@ class CVPlusClassifier(ConformalClassifier):
             Objects.
         """
         no_options(self, options)
-        check_is_fitted(self)
-        return self._held_out.p_values(objects(self, X))
-
-    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Mean probabilities (m, C) of the models; they carry no guarantee."""
-        check_is_fitted(self)
-        return self._held_out.proba(objects(self, X))
-
-    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
-        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
-
-    def verify(self) -> None:
-        check_params(self)
-        self._held_out.verify(self.verify_labels())
-        self.verify_p()
+        return self._held_out.p_values(self._objects(X))
 
 
 @savable
-class CrossConformalClassifier(ConformalClassifier):
+class CrossConformalClassifier(HeldOutClassifier):
     """Cross-conformal prediction (Vovk 2015): split conformal prediction with each fold in turn, ranks pooled.
 
     The p-value of a label is (1 + Σ_k #{i in fold k : s_i ≥ s^(−k)(x, y)})/(n + 1), where s^(−k) is the score by the model that has not
@@ -144,8 +127,6 @@ class CrossConformalClassifier(ConformalClassifier):
     (75, 3)
     """
 
-    _held_out: HeldOut
-
     def __init__(
         self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
         randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
@@ -154,11 +135,13 @@ class CrossConformalClassifier(ConformalClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
+    def check_params(self) -> None:
+        check_folds_params(self)
+
     def fit(self, X: Any, y: Any) -> CrossConformalClassifier:
         """Train on all folds but one, score that one, for each fold of (X, y)."""
-        self._held_out = fit_folds(self, X, y)
-        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
-        return self
+        begun = self._start(X, y)
+        return self._finish(fit_folds(begun, self.cv, self.n_folds))
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """Pooled p-values (m, C) of every label, columns as in ``classes_``.
@@ -170,19 +153,5 @@ class CrossConformalClassifier(ConformalClassifier):
         smoothing : bool, default=False
             Break ties at random.
         """
-        check_is_fitted(self)
         check_flag("smoothing", smoothing)
-        return self._held_out.p_values(objects(self, X), smoothing)
-
-    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Mean probabilities (m, C) of the models; they carry no guarantee."""
-        check_is_fitted(self)
-        return self._held_out.proba(objects(self, X))
-
-    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
-        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
-
-    def verify(self) -> None:
-        check_params(self)
-        self._held_out.verify(self.verify_labels())
-        self.verify_p()
+        return self._held_out.p_values(self._objects(X), smoothing)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from joblib import Parallel, delayed
 from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
+from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
 from fullconformal.estimators.validation import warn_unreachable
 from fullconformal.methods.base import Bag, Config
@@ -175,41 +178,6 @@ def score_of(clf: Any) -> ConformityScore:
     return APS(never_empty) if kind is APS else kind()
 
 
-def start(clf: Any, X: Any, y: Any, encode: Any = encode_labels) -> Start:
-    """Begin the fit of a classifier with checked objects X and labels y; notes what later predictions are checked against."""
-    X, y = clf._checked(X, y, reset=True)
-    classes, index = encode(y)
-    rng = check_random_state(clf.random_state)
-    config = Config(l2=clf.l2, max_epochs=clf.max_epochs, seed=int(rng.randint(2**31)))
-    clf.classes_, clf.n_samples_fit_, clf._sample = classes, len(index), first_rows(X)
-    clf._scored_by = scoring(clf)
-    bag, jobs = Bag(X, index, classes), getattr(clf, "n_jobs", None)
-    return Start(
-        clf.estimator, bag, config, score_of(clf), clf.randomized, clf.class_conditional, rng, jobs, bool(clf.verbose)
-    )
-
-
-def scoring(clf: Any) -> tuple[Any, ...]:
-    """The values of a classifier's parameters that say how labels are scored."""
-    return tuple(getattr(clf, name, None) for name in SCORING)
-
-
-def objects(clf: Any, X: Any) -> Any:
-    """Checked objects, to be scored as the calibration points were."""
-    if clf._scored_by != scoring(clf):
-        raise ValueError("conformity_score or an option of it was changed after fit; call fit again.")
-    X = clf._checked(X, reset=False)
-    shapes = [part.shape[1:] for part in (X, clf._sample) if isinstance(part, np.ndarray)]
-    if len(set(shapes)) > 1:
-        raise ValueError(f"X has objects of shape {shapes[0]}, but those of fit had {shapes[1]}.")
-    return X
-
-
-def check_reachable(clf: Any, sizes: IntArray, levels: Any, stacklevel: int) -> None:
-    """Warn where a confidence level needs more calibration points than there are."""
-    warn_unreachable(sizes, clf.classes_, np.asarray(levels), "calibration", stacklevel + 1)
-
-
 def check_trained(y: IntArray, classes: npt.NDArray[Any], what: str, remedy: str) -> None:
     """Raise where training labels y lack a class."""
     missing = np.setdiff1d(np.arange(len(classes)), y)
@@ -246,3 +214,60 @@ def no_options(clf: Any, options: dict[str, Any]) -> None:
             f"{type(clf).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
             "which leaves no ties to be broken; leave it out."
         )
+
+
+class HeldOutClassifier(ConformalClassifier):
+    """Base of the classifiers that hold a `HeldOut`; they give the constructor, the checks, `fit` and what sets are taken from."""
+
+    _held_out: HeldOut
+
+    @abstractmethod
+    def check_params(self) -> None:
+        """Raise where a parameter cannot be meant."""
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""
+        return self._held_out.proba(self._objects(X))
+
+    def warn_unreachable(self, levels: Any, stacklevel: int = 3) -> None:
+        """Warn where a confidence level needs more calibration points than there are."""
+        warn_unreachable(self._held_out.sizes, self.classes_, np.asarray(levels), "calibration", stacklevel)
+
+    def verify(self) -> None:
+        self.check_params()
+        self._held_out.verify(self.verify_labels())
+        self.verify_p()
+
+    def _start(self, X: Any, y: Any, encode: Any = encode_labels) -> Start:
+        """Begin a fit with checked objects X and labels y; notes what later predictions are checked against."""
+        self.check_params()
+        X, y = self._checked(X, y, reset=True)
+        classes, index = encode(y)
+        rng = check_random_state(self.random_state)
+        config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)))
+        self.classes_, self.n_samples_fit_, self._sample = classes, len(index), first_rows(X)
+        self._scored_by = self._scoring()
+        bag, n_jobs = Bag(X, index, classes), getattr(self, "n_jobs", None)
+        scored = score_of(self), self.randomized, self.class_conditional
+        return Start(self.estimator, bag, config, *scored, rng, n_jobs, bool(self.verbose))
+
+    def _finish(self, held_out: HeldOut) -> Self:
+        """Keep what was fitted; warn where the points that calibrate are too few."""
+        self._held_out = held_out
+        self.warn_unreachable(self.confidence_level, stacklevel=4)
+        return self
+
+    def _objects(self, X: Any) -> Any:
+        """Checked objects, to be scored as the calibration points were."""
+        check_is_fitted(self)
+        if self._scored_by != self._scoring():
+            raise ValueError("conformity_score or an option of it was changed after fit; call fit again.")
+        X = self._checked(X, reset=False)
+        shapes = [part.shape[1:] for part in (X, self._sample) if isinstance(part, np.ndarray)]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"X has objects of shape {shapes[0]}, but those of fit had {shapes[1]}.")
+        return X
+
+    def _scoring(self) -> tuple[Any, ...]:
+        """The values of the parameters that say how labels are scored."""
+        return tuple(getattr(self, name, None) for name in SCORING)

@@ -189,7 +189,7 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     try:
         if y.dtype.kind not in "biu":  # whole numbers are always labels, and looking closer takes longer than the rest
             check_classification_targets(y)
-        classes, index = _different(y)
+        classes, index = np.unique(y, return_inverse=True)
     except TypeError as error:  # they have no order
         kinds = ", ".join(sorted({type(label).__name__ for label in y.tolist()}))
         raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
@@ -201,14 +201,6 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
             UserWarning, stacklevel=3,
         )  # fmt: skip
     return classes, index.astype(np.int64)
-
-
-def _different(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The different labels (C,) in order and the index (n,) of each; whole numbers from 0 to n are counted rather than sorted."""
-    if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y) or y.min() < 0 or y.max() > len(y):
-        return np.unique(y, return_inverse=True)
-    present = np.bincount(y.astype(np.int64, copy=False)) > 0
-    return np.flatnonzero(present).astype(y.dtype), (present.cumsum() - 1)[y]
 
 
 def uniforms(X: Any, seed: int) -> npt.NDArray[np.float64]:

@@ -6,22 +6,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.nn.functional import pad
 
 from fullconformal import pvalues
-from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.held_out import (
     FloatArray,
-    HeldOut,
-    check_reachable,
+    HeldOutClassifier,
     check_trained,
     no_options,
     no_p_values,
-    objects,
     own_scores,
-    start,
 )
 from fullconformal.estimators.validation import check_held_out
 from fullconformal.linear import at_points, leave_one_out
@@ -35,7 +30,7 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 @savable
-class JackknifePlusClassifier(ConformalClassifier):
+class JackknifePlusClassifier(HeldOutClassifier):
     """Jackknife+ (Barber et al. 2021; for labels Romano, Sesia and Candès 2020): every point is scored by the model without it.
 
     A label y of object x is in the set when #{i : s_i < s^(−i)(x, y)} < (1 − ε)(n + 1), where s^(−i) is the score by the model that has
@@ -71,7 +66,6 @@ class JackknifePlusClassifier(ConformalClassifier):
     ((75, 3), 1)
     """
 
-    _held_out: HeldOut
     _linear: LeaveOneOut | None  # the n models of a logistic regression, and their points' labels and scores
     _labels: npt.NDArray[np.int64]
     _alpha: FloatArray
@@ -84,10 +78,12 @@ class JackknifePlusClassifier(ConformalClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
+    def check_params(self) -> None:
+        check_held_out(self)
+
     def fit(self, X: Any, y: Any) -> JackknifePlusClassifier:
         """Fit the model to (X, y) without each point in turn, and score that point."""
-        check_held_out(self)
-        begun = start(self, X, y)
+        begun = self._start(X, y)
         bag, remedy = begun.bag, "leave that class out"
         every = np.arange(len(bag.y))
         self._linear, parts = None, []
@@ -100,10 +96,8 @@ class JackknifePlusClassifier(ConformalClassifier):
             self._linear = linear
         else:
             parts = begun.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
-        self._held_out = begun.held_out(parts, bag.y)
         self.n_fits_ = len(bag.y) if self._linear is None else 1
-        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
-        return self
+        return self._finish(begun.held_out(parts, bag.y))
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """Raise: the method has no p-values; see `predict_epsilon`."""
@@ -118,14 +112,12 @@ class JackknifePlusClassifier(ConformalClassifier):
             Objects.
         """
         no_options(self, options)
-        check_is_fitted(self)
-        X, held = objects(self, X), self._held_out
+        X, held = self._objects(X), self._held_out
         return held.p_values(X) if self._linear is None else pvalues.p_values(*self._counts(X), held.sizes)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model fitted to all points where there is one, else the mean of the n models'."""
-        check_is_fitted(self)
-        X = objects(self, X)
+        X = self._objects(X)
         return self._held_out.proba(X) if self._linear is None else np.exp(self._linear.fitted.log_proba(X))
 
     def _counts(self, X: Any) -> tuple[FloatArray, FloatArray]:
@@ -149,14 +141,6 @@ class JackknifePlusClassifier(ConformalClassifier):
             counts.append(pvalues.count(self._alpha[:, None], tau, tie, weight, axis=1))
         greater, equal = zip(*counts, strict=True)
         return np.concatenate(greater), np.concatenate(equal)
-
-    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
-        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
-
-    def verify(self) -> None:
-        check_held_out(self)
-        self._held_out.verify(self.verify_labels())
-        self.verify_p()
 
 
 def is_fast(estimator: Any) -> bool:

@@ -13,18 +13,7 @@ from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.conformity import RAPS, ConformityScore
-from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.held_out import (
-    FloatArray,
-    HeldOut,
-    IntArray,
-    Part,
-    Start,
-    check_reachable,
-    check_trained,
-    objects,
-    start,
-)
+from fullconformal.estimators.held_out import FloatArray, HeldOutClassifier, IntArray, Part, Start, check_trained
 from fullconformal.estimators.inputs import encode_labels
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.methods.base import Config
@@ -51,7 +40,7 @@ def split(begun: Start, calibration_size: float, seed: int, what: str) -> Part:
 
 
 @savable
-class SplitConformalClassifier(ConformalClassifier):
+class SplitConformalClassifier(HeldOutClassifier):
     """Split (inductive) conformal prediction: one part of the data trains, the other calibrates.
 
     Sets hold the true label with probability at least `confidence_level`, whatever the classifier and the score. A label is in the
@@ -105,8 +94,6 @@ class SplitConformalClassifier(ConformalClassifier):
     (75, 3)
     """
 
-    _held_out: HeldOut
-
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", calibration_size: float = 0.2,
         prefit: bool = False, randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
@@ -117,8 +104,7 @@ class SplitConformalClassifier(ConformalClassifier):
 
     def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
         """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
-        self._check_params()
-        begun = start(self, X, y, self._encode)
+        begun = self._start(X, y, self._encode)
         bag, rng = begun.bag, begun.rng
         if self.prefit:
             rest = rng.permutation(len(bag.y))
@@ -132,11 +118,9 @@ class SplitConformalClassifier(ConformalClassifier):
         score, keep = self._tune(begun.score, log_proba, labels, uniform)
         begun = Start(**{**vars(begun), "score": score})
         calibrated = begun.calibrated(model, log_proba[keep], labels[keep], uniform[keep])
-        self._held_out = begun.held_out([calibrated], labels[keep])
-        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
-        return self
+        return self._finish(begun.held_out([calibrated], labels[keep]))
 
-    def _check_params(self) -> None:
+    def check_params(self) -> None:
         check_held_out(self, tunes=True)
         check_share(self)
         final = split_pipeline(self.estimator)[1]
@@ -185,14 +169,13 @@ class SplitConformalClassifier(ConformalClassifier):
         smoothing : bool, default=False
             Break ties at random: p-values of the true labels are then uniform, not merely larger.
         """
-        check_is_fitted(self)
         if not self.allow_empty:
             raise ValueError(
                 "sets that are never empty (allow_empty=False) have no p-values; predict_epsilon(X) gives the largest ε at which "
                 "each label is still in the set."
             )
         check_flag("smoothing", smoothing)
-        return self._held_out.p_values(objects(self, X), smoothing)
+        return self._held_out.p_values(self._objects(X), smoothing)
 
     def predict_epsilon(  # type: ignore[override]
         self, X: Any, *, smoothing: bool = False
@@ -206,28 +189,14 @@ class SplitConformalClassifier(ConformalClassifier):
         smoothing : bool, default=False
             Break ties at random.
         """
-        check_is_fitted(self)
         check_flag("smoothing", smoothing)
-        X = objects(self, X)
+        X = self._objects(X)
         p = self._held_out.p_values(X, smoothing)
         return p if self.allow_empty else np.where(likeliest(p, self._held_out.proba(X)), 1.0, p)
 
-    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Probabilities (m, C) of the model; they carry no guarantee."""
-        check_is_fitted(self)
-        return self._held_out.proba(objects(self, X))
-
-    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
-        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
-
-    def verify(self) -> None:
-        self._check_params()
-        self._held_out.verify(self.verify_labels())
-        self.verify_p()
-
 
 @savable
-class AggregatedConformalClassifier(ConformalClassifier):
+class AggregatedConformalClassifier(HeldOutClassifier):
     """Aggregated conformal prediction (Carlsson, Eklund and Norinder 2014): p-values of several split predictors, combined.
 
     Sets are steadier than those of one split. They hold the true label with probability at least 1 − 2ε, twice the error asked for: that
@@ -254,8 +223,6 @@ class AggregatedConformalClassifier(ConformalClassifier):
     (75, 3)
     """
 
-    _held_out: HeldOut
-
     def __init__(
         self, estimator: Any = None, *, n_estimators: int = 10, aggregation: str = "mean",
         conformity_score: str = "loss", calibration_size: float = 0.2, randomized: bool = True,
@@ -265,7 +232,7 @@ class AggregatedConformalClassifier(ConformalClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
-    def _check_params(self) -> None:
+    def check_params(self) -> None:
         check_held_out(self)
         check_share(self)
         check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
@@ -273,8 +240,7 @@ class AggregatedConformalClassifier(ConformalClassifier):
 
     def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
         """Train and calibrate on each of the random splits of (X, y)."""
-        self._check_params()
-        begun = start(self, X, y)
+        begun = self._start(X, y)
         y, rng = begun.bag.y, begun.rng
         seeds: list[int] = [int(seed) for seed in np.atleast_1d(rng.randint(2**31, size=self.n_estimators))]
         parts = [
@@ -285,9 +251,7 @@ class AggregatedConformalClassifier(ConformalClassifier):
             for (model, log_proba), (_, rest) in zip(begun.models(parts), parts, strict=True)
         ]
         fewest = min(parts, key=lambda part: np.bincount(y[part[1]], minlength=len(self.classes_)).min())[1]
-        self._held_out = begun.held_out(calibrated, y[fewest])
-        check_reachable(self, self._held_out.sizes, self.confidence_level, stacklevel=2)
-        return self
+        return self._finish(begun.held_out(calibrated, y[fewest]))
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """Combined p-values (m, C) of every label, columns as in ``classes_``; twice them are valid.
@@ -299,9 +263,8 @@ class AggregatedConformalClassifier(ConformalClassifier):
         smoothing : bool, default=False
             Break ties at random.
         """
-        check_is_fitted(self)
         check_flag("smoothing", smoothing)
-        X, held = objects(self, X), self._held_out
+        X, held = self._objects(X), self._held_out
         u, smooth = held.uniform(X), held.smoothing(X, smoothing)
         p = [
             pvalues.p_values(*held.counts(part, X, u), [len(group) for group in part.ordered], uniform=smooth)
@@ -309,16 +272,3 @@ class AggregatedConformalClassifier(ConformalClassifier):
         ]
         out: npt.NDArray[np.float64] = AGGREGATIONS[self.aggregation](p, axis=0)
         return out
-
-    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Mean probabilities (m, C) of the models; they carry no guarantee."""
-        check_is_fitted(self)
-        return self._held_out.proba(objects(self, X))
-
-    def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
-        check_reachable(self, self._held_out.sizes, levels, stacklevel=3)
-
-    def verify(self) -> None:
-        self._check_params()
-        self._held_out.verify(self.verify_labels())
-        self.verify_p()

@@ -72,13 +72,15 @@ def cluster() -> Any:
     return getattr(get_active_backend()[0], "client", None)
 
 
-def finished(calls: Mapping[str, Call], parts: Parts, n_jobs: int | None) -> Iterator[tuple[str, FloatArray]]:
-    """Name and result of every call, as they finish and after they are kept."""
-    left, attempts = dict(calls), 0
+def finished(
+    calls: Mapping[str, Call], parts: Parts, n_jobs: int | None, attempts: int = ATTEMPTS
+) -> Iterator[tuple[str, FloatArray]]:
+    """Name and result of every call, as they finish and after they are kept; so many attempts without one more of them finished."""
+    left, failed = dict(calls), 0
     while left:
         before, client = len(left), cluster()
         try:
-            for name, result in as_finished(left, n_jobs, IDLE * 2**attempts):
+            for name, result in as_finished(left, n_jobs, IDLE * 2**failed):
                 parts.write(name, result)
                 del left[name]
                 yield name, result
@@ -86,8 +88,8 @@ def finished(calls: Mapping[str, Call], parts: Parts, n_jobs: int | None) -> Ite
             gone = client is not None and not staffed(client)
             if not gone and not isinstance(error, TROUBLE):
                 raise
-            attempts = attempts + 1 if len(left) == before else 1
-            if gone or attempts == ATTEMPTS:
+            failed = failed + 1 if len(left) == before else 1
+            if gone or failed == attempts:
                 reason = str(error) or ("no worker is left" if gone else "its workers do not finish their tasks")
                 raise lost(parts, f"{reason}; {len(left)} of {len(calls)} parts are unfinished") from error
             parts.say(f"workers were lost: {len(left)} parts are started again")
