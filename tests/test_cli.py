@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from sklearn import datasets
 
 from fullconformal.cli import main
-from fullconformal.report.demo import in_words, interesting
+from fullconformal.cli.demo import interesting, sentence
 
 
 def test_demo_prints_the_schemes_and_writes_the_figure_and_the_report(tmp_path, monkeypatch):
@@ -57,10 +57,10 @@ def test_the_version_is_told_without_an_installation(monkeypatch):
     assert result.exit_code == 0 and result.output.endswith(f", version {told}\n")
 
 
-def test_sets_in_words():
-    assert in_words(np.array([3]), 3, 0.9) == "it is 3, with 90% confidence; it was 3 (right)"
-    assert in_words(np.array(["cat", "dog", "fox"]), "cow", 0.95).startswith("it is cat, dog or fox, with 95%")
-    assert in_words(np.array([]), 1, 0.9) == "no label fits, with 90% confidence; it was 1 (wrong)"
+def test_sets_sentence():
+    assert sentence(np.array([3]), 3, 0.9) == "it is 3, with 90% confidence; it was 3 (right)"
+    assert sentence(np.array(["cat", "dog", "fox"]), "cow", 0.95).startswith("it is cat, dog or fox, with 95%")
+    assert sentence(np.array([]), 1, 0.9) == "no label fits, with 90% confidence; it was 1 (wrong)"
 
 
 def test_interesting_objects_are_the_hardest_then_the_emptiest_and_the_surest():

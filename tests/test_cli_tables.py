@@ -67,6 +67,14 @@ def test_fit_tells_what_it_found_and_what_it_did(people, tmp_path):
     assert run("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q").output == ""
 
 
+def test_a_process_of_its_own_fits_and_predicts(people, tmp_path):
+    """As a user starts it: nothing was imported before."""
+    for words in (("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q"),
+                  ("predict", tmp_path / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "-q")):  # fmt: skip
+        subprocess.run([sys.executable, "-m", "fullconformal", *map(str, words)], check=True)
+    assert len(pd.read_csv(tmp_path / "sets.csv")) == 100
+
+
 def test_predict_writes_what_python_says(people, tmp_path):
     result = ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "--confidence", 0.8,
                 "--confidence", 0.95, "--keep", "age")  # fmt: skip
@@ -161,7 +169,7 @@ def test_report_writes_a_page_about_labelled_rows(people, tmp_path):
     assert "100 rows in" in result.stdout and len(list(tmp_path.iterdir())) == 1
     new = pd.read_csv(people / "new.csv")
     new.drop(columns="income").to_csv(tmp_path / "no target.csv", index=False)
-    assert "the target 'income' is no column" in refused("report", people / "model", tmp_path / "no target.csv")
+    assert "the target 'income' is not a column" in refused("report", people / "model", tmp_path / "no target.csv")
     new.assign(income=["none", "low"] * 50).to_csv(tmp_path / "odd.csv", index=False)
     assert "does not know: ['none']" in refused("report", people / "model", tmp_path / "odd.csv")
     new.assign(income=new["income"].where(new.index > 2)).to_csv(tmp_path / "holes.csv", index=False)
@@ -212,7 +220,7 @@ def test_bad_tables_are_one_line_and_exit_code_two(people, tmp_path):
         ((good, "--target", "income", "--drop", "Age"), "did you mean 'age'?"),
         ((write(tmp_path / "empty.csv", ""), "--target", "y"), "is empty"),
         ((write(tmp_path / "head.csv", "x,y\n"), "--target", "y"), "has no rows"),
-        ((one, "--target", "y"), "one class only, 'a'"),
+        ((one, "--target", "y"), "only one class, 'a'"),
         ((holes, "--target", "y"), "missing in 1 of 5 rows"),
         ((binary, "--target", "y"), "cannot be read as a table"),
         ((tmp_path, "--target", "y"), "is a folder"),
@@ -234,12 +242,14 @@ def test_numbers_with_a_few_words_among_them_are_told_of(tmp_path):
         table.loc[[3, 7][: len(bad)], "lab"] = bad
         table.to_csv(tmp_path / "it.csv", index=False)
         notes = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stderr
-        assert f"'lab' is taken for a category, since it holds {told} beside numbers" in notes and "'code'" not in notes
+        assert (
+            f"'lab' is treated as a category because it holds {told} besides numbers" in notes and "'code'" not in notes
+        )
     table["lab"] = rng.normal(size=200).astype(str)
     table.loc[3, "lab"] = "<5"
     table.to_csv(tmp_path / "it.csv", index=False)
     refusal = refused("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model")
-    assert "holds 200 different texts in 200 rows, numbers but for '<5': mend or empty these cells" in refusal
+    assert "holds 200 different texts in 200 rows, numbers except for '<5': correct or clear these cells" in refusal
 
 
 def test_spaces_around_labels_are_no_part_of_them(tmp_path):
@@ -275,7 +285,7 @@ def test_predictors_that_are_none_and_tables_that_do_not_fit(people, tmp_path):
     new.drop(columns=["age", "town"]).to_csv(tmp_path / "few.csv", index=False)
     assert "lacks the columns 'age', 'town'" in refused("predict", people / "model", tmp_path / "few.csv")
     new.assign(age="old").to_csv(tmp_path / "odd.csv", index=False)
-    assert "'age' must hold numbers, and holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
+    assert "'age' must hold numbers, but holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
     X = np.random.default_rng(0).normal(size=(50, 2))
     fullconformal.FullConformalClassifier().fit(X, X[:, 0] > 0).save(tmp_path / "no table")
     assert "was not made by `fullconformal fit`" in refused("predict", tmp_path / "no table", people / "new.csv")
@@ -429,7 +439,7 @@ def test_what_is_read_is_not_written_over(people, tmp_path):
     before = old.read_bytes(), model.read_bytes()
     for words in (("fit", old, "--target", "income", "-o", old), ("predict", model, old, "-o", old), ("predict", model, old, "-o", model),
                   ("report", model, old, "-o", model), ("compare", old, "--target", "income", "-o", old)):  # fmt: skip
-        assert "would replace the file that is read" in refused(*words)
+        assert "would overwrite an input file" in refused(*words)
     assert (old.read_bytes(), model.read_bytes()) == before
 
 
@@ -449,7 +459,6 @@ def test_labels_that_hold_the_mark_which_joins_them_are_told(tmp_path, monkeypat
     pd.DataFrame({"x": rng.normal(size=40), "y": ["a|b", "c"] * 20}).to_csv("few.csv", index=False)
     ok("fit", "few.csv", "--target", "y", "-o", "model")
     assert (
-        "joined by |, which 'a|b' holds itself; -o sets.parquet"
-        in ok("predict", "model", "few.csv", "-o", "s.csv").stderr
+        "joined by |, and 'a|b' contains it; -o sets.parquet" in ok("predict", "model", "few.csv", "-o", "s.csv").stderr
     )
     assert "joined by" not in ok("predict", "model", "few.csv", "-o", "s.parquet").stderr
