@@ -129,7 +129,7 @@ def measure(
         fact |= {"one_label": float((sizes == 1).mean()), "empty": float((sizes == 0).mean())}
         if labelled.any():
             covered = (sets[labelled, :, k] & truth[labelled]).any(axis=1)
-            fact |= {"coverage": float(covered.mean()), "labelled_rows": len(covered)}
+            fact |= {"coverage": float(covered.mean()), "labelled_rows": int(labelled.sum())}
         facts.append(fact)
     return facts
 
