@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics.base import mean
+from fullconformal.metrics.estimates import mean
 from fullconformal.report.pictures import Sheet, sheet
 from fullconformal.report.plots import COLOURS, STYLES, wilson
 from fullconformal.report.rows import rows_at
