@@ -18,9 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, metrics
-from fullconformal.report import page, pictures
+from fullconformal.report import objects
 from fullconformal.report.page import entry_positions, render_report, slider_levels, write_report
-from fullconformal.report.rows import MAX_FEATURES
 from fullconformal.sets import prediction_sets
 
 RNG = np.random.default_rng(0)
@@ -161,7 +160,7 @@ def test_a_thousand_rows_stay_below_two_megabytes():
     html = render_report({"ours": some_p(1000, 10)}, RNG.integers(10, size=1000), rows=RNG.normal(size=(1000, 300)))
     assert len(html.encode()) < 2e6
     rows = embedded(html)["rows"]
-    assert rows["total"] == 300 and len(rows["names"]) == len(rows["values"][0]) == MAX_FEATURES
+    assert rows["total"] == 300 and len(rows["names"]) == len(rows["values"][0]) == 60
 
 
 def test_of_many_objects_some_are_shown_and_all_are_counted():
@@ -189,21 +188,21 @@ def tiles(sheet):
 @pytest.mark.parametrize("shape", [(7, 5, 6), (7, 5, 6, 1), (7, 5, 6, 3), (7, 3, 5, 6), (1, 8, 8)])
 def test_a_sheet_holds_every_picture(shape):
     images = RNG.integers(0, 256, size=shape).astype(np.uint8)
-    sheet = pictures.sheet(images)
+    sheet = objects.sheet(images)
     known = np.moveaxis(images, 1, 3) if shape[1:2] == (3,) else images.reshape(*shape[:3], -1)
     assert sheet.uri.startswith("data:image/png;base64,")
     np.testing.assert_array_equal(tiles(sheet)[: len(images)], known)
 
 
 def test_numbers_are_stretched_to_black_and_white():
-    assert pictures.as_bytes([[[-1.0, 0.0], [3.0, 1.0]]]).ravel().tolist() == [0, 64, 255, 128]
-    assert pictures.as_bytes(np.ones((1, 2, 2))).ravel().tolist() == [0, 0, 0, 0]
+    assert objects.as_bytes([[[-1.0, 0.0], [3.0, 1.0]]]).ravel().tolist() == [0, 64, 255, 128]
+    assert objects.as_bytes(np.ones((1, 2, 2))).ravel().tolist() == [0, 0, 0, 0]
 
 
 def test_large_pictures_are_made_smaller_until_they_fit():
     images = np.repeat(RNG.integers(0, 256, size=(9, 8, 8, 3)), 16, axis=1).repeat(16, axis=2).astype(np.uint8)
     images ^= RNG.integers(0, 32, size=images.shape).astype(np.uint8)
-    jpeg, small = pictures.sheet(images, 150_000), pictures.sheet(images, 30_000)
+    jpeg, small = objects.sheet(images, 150_000), objects.sheet(images, 30_000)
     assert jpeg.uri.startswith("data:image/jpeg") and (jpeg.width, jpeg.height) == (128, 128)
     assert small.width < 128 and len(small.uri) < 30_000 * 4 / 3 + 50
     # Blocks of 16 × 16 pixels are one colour up to the noise, so halving keeps it.
@@ -238,15 +237,15 @@ def test_cells_are_short_and_missing_ones_are_told():
         ({"y": [0, 1]}, "y must hold one label"),
         ({"y": [7]}, "not among the classes"),
         ({"confidence_level": 90}, "for 90 % write 0.9"),
-        ({"images": np.zeros((2, 3, 3))}, "images must hold one for each of the 1 objects"),
+        ({"images": np.zeros((2, 3, 3))}, "images must have one entry for each of the 1 labels"),
         ({"images": np.zeros((1, 3))}, "images must have shape"),
-        ({"images": np.full((1, 2, 2), np.nan)}, "images hold NaN"),
-        ({"rows": np.zeros((2, 3))}, "rows must hold one for each"),
+        ({"images": np.full((1, 2, 2), np.nan)}, "images contain NaN"),
+        ({"rows": np.zeros((2, 3))}, "rows must have one entry for each"),
         ({"rows": np.zeros((1, 3)), "feature_names": ["a"]}, "feature_names must hold one name for each of the 3"),
         ({"proba": [[0.5]]}, "proba must be finite"),
     ],
 )
-def test_bad_input_is_refused_in_words(given, words):
+def test_invalid_input_raises_an_error_that_names_the_argument(given, words):
     arguments = {"p": {"a": [[0.5, 0.2]]}, "y": [0]} | given
     with pytest.raises(ValueError, match=words):
         render_report(arguments.pop("p"), arguments.pop("y"), **arguments)
@@ -255,7 +254,7 @@ def test_bad_input_is_refused_in_words(given, words):
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     target = tmp_path / "report.html"
     target.write_text("old")
-    monkeypatch.setattr(page.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         write_report(target, {"a": [[0.5, 0.2]]}, [0])
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"] and target.read_text() == "old"
@@ -307,12 +306,13 @@ def test_pictures_are_shown_as_pictures(tmp_path):
     assert data["methods"] == ["split CP"]
 
 
-def test_diagnostics_of_an_approximation_are_told_in_words():
+def test_the_page_shows_the_diagnostics_of_an_approximation(tmp_path):
     X, y = load_iris(return_X_y=True)
     clf = FullConformalClassifier(method="influence", l2=0.01).fit(X[::2], y[::2])
-    told = clf._in_words()
-    assert any(line.startswith("The p-values are approximate") for line in told)
-    assert sum(line.startswith("! ") for line in told) == len(clf.diagnose().warnings)
+    html = clf.report(X[1::2], y[1::2], tmp_path / "iris.html").read_text(encoding="utf-8")
+    assert "The p-values are approximate" in html
+    listed = re.search(r'<ul class="warnings">(.*?)</ul>', html, re.S)[1]
+    assert listed.count("<li>") == len(clf.diagnose().warnings) > 0
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
