@@ -105,8 +105,8 @@ def test_one_object_has_no_standard_error():
 
 def test_diagnostics_are_told_and_warnings_come_first():
     html = render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine", "! mind <this>"])
-    assert "mind &lt;this&gt;" in html and "all fine" in html and "warn of one thing" in html
-    assert "warn of" not in render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine"])
+    assert "mind &lt;this&gt;" in html and "all fine" in html and "give one warning" in html
+    assert "give one warning" not in render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine"])
 
 
 # Hostile text
