@@ -47,14 +47,14 @@ def test_help_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_the_version_is_told_without_an_installation(monkeypatch):
+def test_the_version_is_known_without_an_installation(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)  # a checkout on PYTHONPATH
     result = CliRunner().invoke(main, ["--version"], catch_exceptions=False)
-    told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
-    assert result.exit_code == 0 and result.output.endswith(f", version {told}\n")
+    found = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert result.exit_code == 0 and result.output.endswith(f", version {found}\n")
 
 
 def test_sets_sentence():

@@ -229,7 +229,7 @@ def test_mnist_is_downloaded_and_checked(tmp_path):
         publishers.fetch_mnist(url, partial, to, expected)
     # The files before it were checked and stay; the corrupted one does not.
     assert {path.name for path in to.iterdir()} == {f"{name}.gz" for name in expected} - {path.name}
-    with pytest.raises(ValueError, match="train-images.*corrupted: expected MD5 f68b3c2dcbeaaa9fbdd348bbdeb94873"):
+    with pytest.raises(ValueError, match=r"train-images.*corrupted: expected MD5 f68b3c2dcbeaaa9fbdd348bbdeb94873"):
         data.download("mnist", tmp_path / "again", {"mnist": url})
     assert list((tmp_path / "again" / "mnist").iterdir()) == []
 

@@ -79,7 +79,7 @@ def test_the_page_carries_those_positions_and_the_truth():
 def test_the_numbers_stand_in_the_html():
     p, y = {"ours": some_p(), "theirs": some_p()}, RNG.integers(3, size=60)
     html = render_report(p, y, confidence_level=0.8, n_train=1234, title="Three & more")
-    told = metrics.summary(p["ours"], y, 0.8)
+    found = metrics.summary(p["ours"], y, 0.8)
     tiles = dict(re.findall(r'data-number="(\w+)" value="([^"]+)"', html))
     for name, key in [
         ("coverage", "coverage"),
@@ -87,8 +87,8 @@ def test_the_numbers_stand_in_the_html():
         ("singleton", "singleton_rate"),
         ("empty", "empty_rate"),
     ]:
-        assert float(tiles[name]) == told[key].value and float(tiles[f"{name}_se"]) == told[key].se
-    assert f"{100 * told['coverage'].value:.1f}\u00a0%" in html and f"{told['mean_size'].value:.3f}" in html
+        assert float(tiles[name]) == found[key].value and float(tiles[f"{name}_se"]) == found[key].se
+    assert f"{100 * found['coverage'].value:.1f}\u00a0%" in html and f"{found['mean_size'].value:.3f}" in html
     rows = re.findall(r'data-cell="coverage" value="([^"]+)"', html)
     assert [float(v) for v in rows] == [metrics.summary(values, y, 0.8)["coverage"].value for values in p.values()]
     assert "1,234 points" in html and "60 objects" in html and "Three &amp; more" in html
@@ -103,7 +103,7 @@ def test_one_object_has_no_standard_error():
     embedded(html)
 
 
-def test_diagnostics_are_told_and_warnings_come_first():
+def test_diagnostics_are_shown_and_warnings_come_first():
     html = render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine", "! mind <this>"])
     assert "mind &lt;this&gt;" in html and "all fine" in html and "give one warning" in html
     assert "give one warning" not in render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine"])
@@ -211,7 +211,7 @@ def test_large_pictures_are_made_smaller_until_they_fit():
     assert np.abs(tiles(small)[:9].mean(axis=(1, 2)) - known).max() < 12
 
 
-def test_cells_are_short_and_missing_ones_are_told():
+def test_cells_are_short_and_missing_values_are_null():
     frame = pd.DataFrame(
         {
             "float": [1.23456789, np.nan], "int": [3, 4], "text": ["a" * 100, None], "flag": [True, False],

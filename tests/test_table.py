@@ -22,7 +22,7 @@ def schema(frame=None, **options):
     return Schema.of(table() if frame is None else frame, "kind", **options)
 
 
-def test_columns_are_told_apart():
+def test_columns_are_numbers_categories_or_left_out():
     frame = table().assign(nothing=np.nan, patient=np.arange(1001, 1041), **{"Unnamed: 0": np.arange(40)})
     found = schema(frame, drop=["count"])
     assert (found.numbers, found.categories) == (["size"], ["colour", "ok"])
@@ -56,7 +56,7 @@ def test_all_columns_that_are_neither_are_named_at_once():
         schema(frame)
 
 
-def test_commas_in_numbers_are_told():
+def test_decimal_commas_are_named():
     commas = table(240)["size"].map(lambda size: f"{size:.6f}".replace(".", ","))
     with pytest.raises(TableError, match="'size' holds numbers with decimal commas"):
         schema(table(240).assign(size=commas))
@@ -64,14 +64,14 @@ def test_commas_in_numbers_are_told():
     assert "places" in schema(table().assign(places=places)).categories
 
 
-def test_other_encodings_are_told(tmp_path):
+def test_other_encodings_are_named(tmp_path):
     table().replace("red", "rosé").to_csv(tmp_path / "a.csv", index=False, encoding="latin1")
     with pytest.raises(TableError, match=r"a.csv cannot be read as a table: it is not in UTF-8\. Save"):
         read_table(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])
-def test_other_separators_are_told(tmp_path, mark):
+def test_other_separators_are_named(tmp_path, mark):
     table().to_csv(tmp_path / "a.csv", sep=mark, index=False)
     with pytest.raises(TableError, match=r"separates its columns by .*commas"):
         read_table(tmp_path / "a.csv")
@@ -210,7 +210,7 @@ def test_files_whose_columns_would_be_taken_for_others(content, message, tmp_pat
         read_table(tmp_path / "table.csv")
 
 
-def test_a_target_without_end_is_refused():
+def test_a_target_with_infinite_values_is_refused():
     frame = table().assign(kind=[1.0, np.inf] * 20)
     with pytest.raises(TableError, match="it is a quantity"):
         schema(frame).labels(frame)

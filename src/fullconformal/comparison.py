@@ -88,7 +88,7 @@ def compare(
             try:
                 _run(out, name, _unfitted(method, bool(verbose)), (X, y), X_test)
             except Exception as error:
-                # Of whatever type it is, the other methods go on.
+                # Whatever the error is, the other methods go on.
                 out.errors[name] = error
         for warning in caught:
             warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=2)

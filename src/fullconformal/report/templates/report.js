@@ -161,13 +161,13 @@
       svg.append(make("text", { class: "tick", x: X(v), y: box.bottom + 18, "text-anchor": anchor }, wholePercent(v)));
     }
     svg.append(make("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
-    svg.append(make("text", { class: "label", x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, "confidence asked for"));
+    svg.append(make("text", { class: "label", x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, "confidence level"));
     svg.append(make("text", { class: "label", transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, label));
     const clamp = (v) => Math.min(box.bottom, Math.max(box.top, v));
     if (diagonal) {
       const first = levels[0];
       svg.append(make("line", { class: "diagonal", x1: X(first), y1: Y(first), x2: X(1), y2: Y(1) }));
-      svg.append(make("text", { class: "note", x: box.left + 10, y: box.top + 24 }, "dotted: exactly as asked"));
+      svg.append(make("text", { class: "note", x: box.left + 10, y: box.top + 24 }, "dotted: as promised"));
     }
     for (let k = methods.length - 1; k >= 0; k--) {
       if (k === 0 || bands) {
