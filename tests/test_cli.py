@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from sklearn import datasets
 
 from fullconformal.cli import main
-from fullconformal.report.demo import in_words, interesting
+from fullconformal.cli.demo import interesting, sentence
 
 
 def test_demo_prints_the_schemes_and_writes_the_figure_and_the_report(tmp_path, monkeypatch):
@@ -47,20 +47,20 @@ def test_help_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_the_version_is_told_without_an_installation(monkeypatch):
+def test_the_version_is_known_without_an_installation(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)  # a checkout on PYTHONPATH
     result = CliRunner().invoke(main, ["--version"], catch_exceptions=False)
-    told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
-    assert result.exit_code == 0 and result.output.endswith(f", version {told}\n")
+    found = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert result.exit_code == 0 and result.output.endswith(f", version {found}\n")
 
 
-def test_sets_in_words():
-    assert in_words(np.array([3]), 3, 0.9) == "it is 3, with 90% confidence; it was 3 (right)"
-    assert in_words(np.array(["cat", "dog", "fox"]), "cow", 0.95).startswith("it is cat, dog or fox, with 95%")
-    assert in_words(np.array([]), 1, 0.9) == "no label fits, with 90% confidence; it was 1 (wrong)"
+def test_sets_sentence():
+    assert sentence(np.array([3]), 3, 0.9) == "it is 3, with 90% confidence; it was 3 (right)"
+    assert sentence(np.array(["cat", "dog", "fox"]), "cow", 0.95).startswith("it is cat, dog or fox, with 95%")
+    assert sentence(np.array([]), 1, 0.9) == "no label fits, with 90% confidence; it was 1 (wrong)"
 
 
 def test_interesting_objects_are_the_hardest_then_the_emptiest_and_the_surest():

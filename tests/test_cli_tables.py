@@ -52,19 +52,27 @@ def people(tmp_path_factory):
     return folder
 
 
-def test_fit_tells_what_it_found_and_what_it_did(people, tmp_path):
+def test_fit_prints_what_it_found_and_what_it_did(people, tmp_path):
     result = ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model")
     for words in ("300 rows, 2 numeric and 3 categorical", "'income' has 3 classes (middle: 111, high: 96, low: 93)",
                   "method symmetric: its sets are exactly valid", "saved in", "next: fullconformal predict"):  # fmt: skip
         assert words in result.stdout, words
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    told = json.loads(ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "--json").stdout)
+    found = json.loads(ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "--json").stdout)
     assert (
-        told["rows"] == 300
-        and told["method"] == "symmetric"
-        and told["categories"] == ["education", "town", "owns home"]
+        found["rows"] == 300
+        and found["method"] == "symmetric"
+        and found["categories"] == ["education", "town", "owns home"]
     )
     assert run("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q").output == ""
+
+
+def test_a_process_of_its_own_fits_and_predicts(people, tmp_path):
+    """As a user starts it: nothing was imported before."""
+    for words in (("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q"),
+                  ("predict", tmp_path / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "-q")):  # fmt: skip
+        subprocess.run([sys.executable, "-m", "fullconformal", *map(str, words)], check=True)
+    assert len(pd.read_csv(tmp_path / "sets.csv")) == 100
 
 
 def test_predict_writes_what_python_says(people, tmp_path):
@@ -82,8 +90,8 @@ def test_predict_writes_what_python_says(people, tmp_path):
     assert written["set_0.8"].tolist() == expected
     coverage = np.mean([truth in labels.split("|") for truth, labels in zip(new["income"], expected, strict=True)])
     assert f"{coverage:.1%} ±" in result.stdout and "100 labelled rows" in result.stdout
-    told = json.loads(ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "s.csv", "--json").stdout)
-    assert told["levels"][0]["confidence_level"] == 0.9 and 0.75 < told["levels"][0]["coverage"] <= 1
+    found = json.loads(ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "s.csv", "--json").stdout)
+    assert found["levels"][0]["confidence_level"] == 0.9 and 0.75 < found["levels"][0]["coverage"] <= 1
 
 
 def test_predict_to_standard_output_is_the_table_and_nothing_else(people):
@@ -117,17 +125,19 @@ def test_inspect_says_what_it_is(people):
     for words in ("symmetric, deleted", "training points   300", "age, hours", "education, town, owns home", "old.csv",
                   "exactly valid, whatever these figures are"):  # fmt: skip
         assert words in result.stdout, words
-    told = json.loads(ok("inspect", people / "model", "--json").stdout)
+    found = json.loads(ok("inspect", people / "model", "--json").stdout)
     assert (
-        told["points"] == 300 and told["classes"] == ["high", "low", "middle"] and told["table"]["target"] == "income"
+        found["points"] == 300
+        and found["classes"] == ["high", "low", "middle"]
+        and found["table"]["target"] == "income"
     )
 
 
 def test_a_network_and_other_options(people, tmp_path):
     ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "mlp", "--model", "mlp", "--method", "influence",
        "--class-conditional", "--confidence", "0.8", "--drop", "town")  # fmt: skip
-    told = json.loads(ok("inspect", tmp_path / "mlp", "--json").stdout)
-    assert told["class_conditional"] and told["confidence_level"] == 0.8 and told["table"]["left_out"] == ["town"]
+    found = json.loads(ok("inspect", tmp_path / "mlp", "--json").stdout)
+    assert found["class_conditional"] and found["confidence_level"] == 0.8 and found["table"]["left_out"] == ["town"]
     ok("predict", tmp_path / "mlp", people / "new.csv", "-o", tmp_path / "sets.csv")
     assert list(pd.read_csv(tmp_path / "sets.csv"))[:2] == ["prediction", "set_0.8"]
 
@@ -161,7 +171,7 @@ def test_report_writes_a_page_about_labelled_rows(people, tmp_path):
     assert "100 rows in" in result.stdout and len(list(tmp_path.iterdir())) == 1
     new = pd.read_csv(people / "new.csv")
     new.drop(columns="income").to_csv(tmp_path / "no target.csv", index=False)
-    assert "the target 'income' is no column" in refused("report", people / "model", tmp_path / "no target.csv")
+    assert "the target 'income' is not a column" in refused("report", people / "model", tmp_path / "no target.csv")
     new.assign(income=["none", "low"] * 50).to_csv(tmp_path / "odd.csv", index=False)
     assert "does not know: ['none']" in refused("report", people / "model", tmp_path / "odd.csv")
     new.assign(income=new["income"].where(new.index > 2)).to_csv(tmp_path / "holes.csv", index=False)
@@ -186,8 +196,8 @@ def test_compare_a_table_and_digits(people, tmp_path):
     coverage = figures[(figures["metric"] == "coverage")]
     # Of 75 rows, and for the aggregating methods somewhat above the level.
     assert len(coverage) > 2 and (coverage["value"] > 0.9 - 4 * (0.09 / 75) ** 0.5).all()
-    told = json.loads(ok("compare", "digits", "--json", "--confidence", 0.9).stdout)
-    assert {row["method"] for row in told} >= {"split"} and {row["level"] for row in told} >= {None, 0.9}
+    found = json.loads(ok("compare", "digits", "--json", "--confidence", 0.9).stdout)
+    assert {row["method"] for row in found} >= {"split"} and {row["level"] for row in found} >= {None, 0.9}
     assert "--target COLUMN" in refused("compare", people / "old.csv")
     assert "no such file" in refused("compare", tmp_path / "nothing.csv", "--target", "y")
 
@@ -212,7 +222,7 @@ def test_bad_tables_are_one_line_and_exit_code_two(people, tmp_path):
         ((good, "--target", "income", "--drop", "Age"), "did you mean 'age'?"),
         ((write(tmp_path / "empty.csv", ""), "--target", "y"), "is empty"),
         ((write(tmp_path / "head.csv", "x,y\n"), "--target", "y"), "has no rows"),
-        ((one, "--target", "y"), "one class only, 'a'"),
+        ((one, "--target", "y"), "only one class, 'a'"),
         ((holes, "--target", "y"), "missing in 1 of 5 rows"),
         ((binary, "--target", "y"), "cannot be read as a table"),
         ((tmp_path, "--target", "y"), "is a folder"),
@@ -225,21 +235,24 @@ def test_bad_tables_are_one_line_and_exit_code_two(people, tmp_path):
     assert "1 rows without 'y' were left out" in ok("fit", holes, "--target", "y", "-o", out, "--drop-missing").stderr
 
 
-def test_numbers_with_a_few_words_among_them_are_told_of(tmp_path):
+def test_numbers_with_a_few_words_among_them_get_a_note(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"lab": rng.integers(60, size=200).astype(str), "code": rng.integers(5, size=200).astype(str)})
     table["y"] = rng.choice(["a", "b"], 200)
     table.loc[3, ["lab", "code"]] = "<5"
-    for bad, told in ((["<5"], "'<5'"), (["<5", "high"], "'<5', 'high'")):
+    for bad, found in ((["<5"], "'<5'"), (["<5", "high"], "'<5', 'high'")):
         table.loc[[3, 7][: len(bad)], "lab"] = bad
         table.to_csv(tmp_path / "it.csv", index=False)
         notes = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stderr
-        assert f"'lab' is taken for a category, since it holds {told} beside numbers" in notes and "'code'" not in notes
+        assert (
+            f"'lab' is treated as a category because it holds {found} besides numbers" in notes
+            and "'code'" not in notes
+        )
     table["lab"] = rng.normal(size=200).astype(str)
     table.loc[3, "lab"] = "<5"
     table.to_csv(tmp_path / "it.csv", index=False)
     refusal = refused("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model")
-    assert "holds 200 different texts in 200 rows, numbers but for '<5': mend or empty these cells" in refusal
+    assert "holds 200 different texts in 200 rows, numbers except for '<5': correct or clear these cells" in refusal
 
 
 def test_spaces_around_labels_are_no_part_of_them(tmp_path):
@@ -275,14 +288,14 @@ def test_predictors_that_are_none_and_tables_that_do_not_fit(people, tmp_path):
     new.drop(columns=["age", "town"]).to_csv(tmp_path / "few.csv", index=False)
     assert "lacks the columns 'age', 'town'" in refused("predict", people / "model", tmp_path / "few.csv")
     new.assign(age="old").to_csv(tmp_path / "odd.csv", index=False)
-    assert "'age' must hold numbers, and holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
+    assert "'age' must hold numbers, but holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
     X = np.random.default_rng(0).normal(size=(50, 2))
     fullconformal.FullConformalClassifier().fit(X, X[:, 0] > 0).save(tmp_path / "no table")
     assert "was not made by `fullconformal fit`" in refused("predict", tmp_path / "no table", people / "new.csv")
     ok("inspect", tmp_path / "no table")
 
 
-def test_unexpected_errors_are_exit_code_one_and_a_traceback_can_be_had(people, monkeypatch):
+def test_unexpected_errors_are_exit_code_one_and_a_traceback_can_be_shown(people, monkeypatch):
     assert isinstance(run("--traceback", "inspect", people / "nothing").exception, FileNotFoundError)
 
     def broken(*_, **__):
@@ -320,9 +333,9 @@ def test_a_hundred_thousand_rows(large):
     result = ok("fit", large / "old.csv", "--target", "y", "-o", large / "model")
     assert "100,000 rows" in result.stdout and "method influence: an approximation" in result.stdout
     assert "--method symmetric" in result.stdout
-    told = json.loads(ok("predict", large / "model", large / "new.csv", "-o", large / "sets.csv", "--json").stdout)
+    found = json.loads(ok("predict", large / "model", large / "new.csv", "-o", large / "sets.csv", "--json").stdout)
     # Ninety per cent within four standard errors of a thousand trials.
-    assert abs(told["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 1000) ** 0.5
+    assert abs(found["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 1000) ** 0.5
 
 
 def interrupted(folder, *words):
@@ -376,10 +389,10 @@ def test_acs_income(tmp_path):
     rows[:6000].to_csv(tmp_path / "old.csv", index=False)
     rows[6000:].to_parquet(tmp_path / "new.parquet")
     ok("fit", tmp_path / "old.csv", "--target", target, "-o", tmp_path / "model")
-    told = json.loads(
+    found = json.loads(
         ok("predict", tmp_path / "model", tmp_path / "new.parquet", "-o", tmp_path / "s.csv", "--json").stdout
     )
-    assert abs(told["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 2000) ** 0.5
+    assert abs(found["levels"][0]["coverage"] - 0.9) < 4 * (0.9 * 0.1 / 2000) ** 0.5
 
 
 def labelled(path, labels, **columns):
@@ -391,21 +404,21 @@ def labelled(path, labels, **columns):
     (["1", "2", "x"], ["1", "2", None]),  # numbers to pandas, and text in training
     (["1", "-1"], ["1", "-1", None]),
 ])  # fmt: skip
-def test_the_coverage_that_is_told_is_that_of_the_sets(old, new, tmp_path):
+def test_the_printed_coverage_is_that_of_the_sets(old, new, tmp_path):
     labelled(tmp_path / "old.csv", old * 20)
     labelled(tmp_path / "new.csv", new * 10)
     ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", "-q")
-    told = json.loads(
+    found = json.loads(
         ok("predict", tmp_path / "model", tmp_path / "new.csv", "-o", tmp_path / "sets.csv", "--json").stdout
     )
     sets = pd.read_csv(tmp_path / "sets.csv", dtype=str, keep_default_na=False)["set_0.9"]
     inside = [label.lower() in row.lower().split("|") for label, row in zip(new * 10, sets, strict=True) if label]
-    (level,) = told["levels"]
+    (level,) = found["levels"]
     assert level["labelled_rows"] == len(inside) and level["coverage"] == pytest.approx(np.mean(inside))
     assert np.mean(inside) > 0.5
 
 
-def test_labels_unseen_in_training_are_told_and_no_set_holds_them(tmp_path):
+def test_labels_unseen_in_training_get_a_note_and_no_set_holds_them(tmp_path):
     labelled(tmp_path / "old.csv", [1, -1] * 20)
     labelled(tmp_path / "new.csv", [7, "lost"] * 5)
     ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", "-q")
@@ -422,19 +435,19 @@ def test_columns_that_are_kept_are_copied_as_they_are(tmp_path):
         assert line.startswith(f"{code or ''},{number},")
 
 
-def test_what_is_read_is_not_written_over(people, tmp_path):
+def test_inputs_are_not_overwritten(people, tmp_path):
     for name in ("old.csv", "model"):
         (tmp_path / name).write_bytes((people / name).read_bytes())
     old, model = tmp_path / "old.csv", tmp_path / "model"
     before = old.read_bytes(), model.read_bytes()
     for words in (("fit", old, "--target", "income", "-o", old), ("predict", model, old, "-o", old), ("predict", model, old, "-o", model),
                   ("report", model, old, "-o", model), ("compare", old, "--target", "income", "-o", old)):  # fmt: skip
-        assert "would replace the file that is read" in refused(*words)
+        assert "would overwrite an input file" in refused(*words)
     assert (old.read_bytes(), model.read_bytes()) == before
 
 
 @pytest.mark.parametrize("how", [["--json"], ["-q", "-o", "out.csv"]])
-def test_a_method_that_failed_is_told_where_there_is_no_table(how, tmp_path, monkeypatch):
+def test_a_method_that_failed_is_reported_without_a_table_too(how, tmp_path, monkeypatch):
     """Twelve rows are too few to tune RAPS on."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -443,13 +456,12 @@ def test_a_method_that_failed_is_told_where_there_is_no_table(how, tmp_path, mon
     assert "RAPS failed: ValueError: " in result.stderr and "too few to tune RAPS" in result.stderr
 
 
-def test_labels_that_hold_the_mark_which_joins_them_are_told(tmp_path, monkeypatch):
+def test_labels_that_contain_the_separator_get_a_note(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     pd.DataFrame({"x": rng.normal(size=40), "y": ["a|b", "c"] * 20}).to_csv("few.csv", index=False)
     ok("fit", "few.csv", "--target", "y", "-o", "model")
     assert (
-        "joined by |, which 'a|b' holds itself; -o sets.parquet"
-        in ok("predict", "model", "few.csv", "-o", "s.csv").stderr
+        "joined by |, and 'a|b' contains it; -o sets.parquet" in ok("predict", "model", "few.csv", "-o", "s.csv").stderr
     )
     assert "joined by" not in ok("predict", "model", "few.csv", "-o", "s.parquet").stderr

@@ -78,10 +78,8 @@ OPTIONS = [
     {"scheme": "ordinary", "curvature": "hessian", "damping": 0.1},
     {"approximation": "newton", "class_conditional": True},
     {"curvature": "last_layer", "prune": True},
-
     {"curvature": "ekfac"},
     {"curvature": "dual"},
-
 ]
 
 

@@ -25,7 +25,7 @@ from fullconformal import (
     compare,
     metrics,
 )
-from fullconformal.comparison import MUCH, default_methods
+from fullconformal.comparison import default_methods
 from fullconformal.report.comparison import Comparison, Record
 from fullconformal.sets import prediction_sets
 
@@ -167,7 +167,7 @@ def test_a_method_that_fails_does_not_stop_the_others():
     rows = [line.split()[-1] for line in text.splitlines() if line.startswith("forest ") and "Type" not in line]
     assert set(rows) == {"failed"}  # one a group of columns; how many there are depends on how wide the times are
     with pytest.raises(
-        ValueError, match=r"method='forest' failed: estimator=RandomForestClassifier.* numbers of: 'split'"
+        ValueError, match=r"method='forest' failed: estimator=RandomForestClassifier.* results for: 'split'"
     ):
         compared.estimate("forest", "coverage", 0.9)
     with pytest.raises(ValueError, match=r"method='forest' failed"):
@@ -220,7 +220,7 @@ def test_welch_has_a_side(compared):
 
 def test_unknown_names_get_an_error_that_lists_the_known(compared):
     with pytest.raises(
-        ValueError, match=r"method='sp' is unknown; there are numbers of: 'influence', 'Bayes, split', 'CV\+'"
+        ValueError, match=r"method='sp' is unknown; there are results for: 'influence', 'Bayes, split', 'CV\+'"
     ):
         compared.welch("influence", "sp")
     with pytest.raises(ValueError, match=r"metric='coverage' is unknown; allowed: 'size_auc'"):
@@ -324,7 +324,7 @@ def test_the_usual_methods_wrap_what_is_given():
         assert method.estimator.C == 3.0 and method.random_state == 7
         clone(method)
     assert list(default_methods(GaussianNB())) == ["full CP", "split", "RAPS", "CV+"]
-    assert list(default_methods(None, seconds=2 * MUCH)) == ["full CP, influence", "split", "RAPS", "CV+"]
+    assert list(default_methods(None, seconds=600)) == ["full CP, influence", "split", "RAPS", "CV+"]
 
 
 def test_progress_is_shown_where_it_was_asked_for_and_bars_are_not_nested(monkeypatch, capsys):
@@ -344,7 +344,7 @@ def test_progress_is_shown_where_it_was_asked_for_and_bars_are_not_nested(monkey
     monkeypatch.setattr("fullconformal.comparison.progress_bar", Bar)
     methods = {"one": SplitConformalClassifier(GaussianNB(), random_state=0)}
     methods["two"] = CVPlusClassifier(GaussianNB(), random_state=0, verbose=1)
-    monkeypatch.setattr("fullconformal.estimators.calibrated.progress_bar", Bar)
+    monkeypatch.setattr("fullconformal.estimators.held_out.progress_bar", Bar)
     compare(methods, *halves(load_iris), levels=[0.9], verbose=1)
     assert shown[0] == ("one (1 of 2)", True) and ("two (2 of 2)", True) in shown and (1, 2) in shown
     assert all(not asked for label, asked in shown if label == "training")  # the methods' own bars
@@ -363,14 +363,14 @@ def test_progress_is_shown_where_it_was_asked_for_and_bars_are_not_nested(monkey
         ({"methods": {"a": SplitConformalClassifier}}, TypeError, r"methods\['a'\] is <class"),
         ({"methods": {"a": GaussianNB()}}, TypeError, r"methods\['a'\] is GaussianNB\(\); give a name"),
         ({"methods": {1: SplitConformalClassifier()}}, TypeError, r"methods\[1\] is"),
-        ({"estimator": GaussianNB()}, ValueError, r"estimator goes with methods=None"),
+        ({"estimator": GaussianNB()}, ValueError, r"estimator is only used with methods=None"),
         ({"levels": [0.9, 1.0]}, ValueError, r"confidence_level must be a number strictly between 0 and 1"),
         ({"y": ["a"] * 3}, ValueError, r"X has 75 objects and y has 3 labels"),
         ({"y_test": ["a"] * 3}, ValueError, r"X_test has 75 objects and y_test has 3 labels"),
         ({"y_test": ["fox"] * 75}, ValueError, r"y_test holds labels unseen in y: \['fox'\]"),
     ],
 )
-def test_bad_input_is_told_before_anything_is_fitted(change, error, message):
+def test_invalid_input_raises_before_anything_is_fitted(change, error, message):
     X, y, objects, truth = halves(load_iris)
     given = {"methods": {"broken": Broken(GaussianNB())}, "X": X, "y": y, "X_test": objects, "y_test": truth} | change
     with pytest.raises(error, match=message):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import literal_mean
 
 from fullconformal import metrics
-from fullconformal.metrics.conditional import _worst_slab
+from fullconformal.metrics.conditional import worst_slab
 
 EPS = np.finfo(float).eps
 
@@ -100,19 +100,18 @@ def test_the_slab_found_is_the_worst(points, directions, delta):
     X, hit = [(a, b) for a, b, _ in points], [h for _, _, h in points]
     least = max(1, math.ceil(delta * len(points)))
     V = np.array(directions, dtype=float)
-    k, lo, hi = _worst_slab(V, np.array(X, dtype=float), np.array(hit), least)
+    k, lo, hi = worst_slab(V, np.array(X, dtype=float), np.array(hit), least)
     z = np.array(X) @ V[k]
     inside = [h for h, value in zip(hit, z, strict=True) if lo <= value <= hi]
     assert len(inside) >= least
     assert Fraction(sum(inside), len(inside)) == literal_worst_share(directions, X, hit, least)
 
 
-def test_the_worst_slab_does_not_depend_on_the_blocks(monkeypatch):
+def test_the_worst_slab_does_not_depend_on_the_blocks():
     rng = np.random.default_rng(0)
     V, X, hit = rng.normal(size=(30, 3)), rng.normal(size=(80, 3)), rng.random(80) < 0.7
-    whole = _worst_slab(V, X, hit, 8)
-    monkeypatch.setattr("fullconformal.metrics.conditional.BLOCK", 160)
-    parts = _worst_slab(V, X, hit, 8)
+    whole = worst_slab(V, X, hit, 8)
+    parts = worst_slab(V, X, hit, 8, block=160)
 
     def share(k, lo, hi):
         z = X @ V[k]

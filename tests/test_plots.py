@@ -96,7 +96,7 @@ def lab(colours, eyes):
 
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_colours_of_lines_are_told_apart(eyes, theme):
+def test_the_colours_of_lines_differ_enough(eyes, theme):
     style = (page.TEMPLATES / "report.css").read_text()
     dark = re.findall(r"--line-\d: light-dark\(var\(--light-\d\), (#\w{6})\)", style)
     colours = plots.COLOURS if theme == "light" else dark

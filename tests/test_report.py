@@ -18,9 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, metrics
-from fullconformal.report import page, pictures
+from fullconformal.report import objects
 from fullconformal.report.page import entry_positions, render_report, slider_levels, write_report
-from fullconformal.report.rows import MAX_FEATURES
 from fullconformal.sets import prediction_sets
 
 RNG = np.random.default_rng(0)
@@ -80,7 +79,7 @@ def test_the_page_carries_those_positions_and_the_truth():
 def test_the_numbers_stand_in_the_html():
     p, y = {"ours": some_p(), "theirs": some_p()}, RNG.integers(3, size=60)
     html = render_report(p, y, confidence_level=0.8, n_train=1234, title="Three & more")
-    told = metrics.summary(p["ours"], y, 0.8)
+    found = metrics.summary(p["ours"], y, 0.8)
     tiles = dict(re.findall(r'data-number="(\w+)" value="([^"]+)"', html))
     for name, key in [
         ("coverage", "coverage"),
@@ -88,8 +87,8 @@ def test_the_numbers_stand_in_the_html():
         ("singleton", "singleton_rate"),
         ("empty", "empty_rate"),
     ]:
-        assert float(tiles[name]) == told[key].value and float(tiles[f"{name}_se"]) == told[key].se
-    assert f"{100 * told['coverage'].value:.1f}\u00a0%" in html and f"{told['mean_size'].value:.3f}" in html
+        assert float(tiles[name]) == found[key].value and float(tiles[f"{name}_se"]) == found[key].se
+    assert f"{100 * found['coverage'].value:.1f}\u00a0%" in html and f"{found['mean_size'].value:.3f}" in html
     rows = re.findall(r'data-cell="coverage" value="([^"]+)"', html)
     assert [float(v) for v in rows] == [metrics.summary(values, y, 0.8)["coverage"].value for values in p.values()]
     assert "1,234 points" in html and "60 objects" in html and "Three &amp; more" in html
@@ -104,10 +103,10 @@ def test_one_object_has_no_standard_error():
     embedded(html)
 
 
-def test_diagnostics_are_told_and_warnings_come_first():
+def test_diagnostics_are_shown_and_warnings_come_first():
     html = render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine", "! mind <this>"])
-    assert "mind &lt;this&gt;" in html and "all fine" in html and "warn of one thing" in html
-    assert "warn of" not in render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine"])
+    assert "mind &lt;this&gt;" in html and "all fine" in html and "give one warning" in html
+    assert "give one warning" not in render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine"])
 
 
 # Hostile text
@@ -161,7 +160,7 @@ def test_a_thousand_rows_stay_below_two_megabytes():
     html = render_report({"ours": some_p(1000, 10)}, RNG.integers(10, size=1000), rows=RNG.normal(size=(1000, 300)))
     assert len(html.encode()) < 2e6
     rows = embedded(html)["rows"]
-    assert rows["total"] == 300 and len(rows["names"]) == len(rows["values"][0]) == MAX_FEATURES
+    assert rows["total"] == 300 and len(rows["names"]) == len(rows["values"][0]) == 60
 
 
 def test_of_many_objects_some_are_shown_and_all_are_counted():
@@ -189,21 +188,21 @@ def tiles(sheet):
 @pytest.mark.parametrize("shape", [(7, 5, 6), (7, 5, 6, 1), (7, 5, 6, 3), (7, 3, 5, 6), (1, 8, 8)])
 def test_a_sheet_holds_every_picture(shape):
     images = RNG.integers(0, 256, size=shape).astype(np.uint8)
-    sheet = pictures.sheet(images)
+    sheet = objects.sheet(images)
     known = np.moveaxis(images, 1, 3) if shape[1:2] == (3,) else images.reshape(*shape[:3], -1)
     assert sheet.uri.startswith("data:image/png;base64,")
     np.testing.assert_array_equal(tiles(sheet)[: len(images)], known)
 
 
 def test_numbers_are_stretched_to_black_and_white():
-    assert pictures.as_bytes([[[-1.0, 0.0], [3.0, 1.0]]]).ravel().tolist() == [0, 64, 255, 128]
-    assert pictures.as_bytes(np.ones((1, 2, 2))).ravel().tolist() == [0, 0, 0, 0]
+    assert objects.as_bytes([[[-1.0, 0.0], [3.0, 1.0]]]).ravel().tolist() == [0, 64, 255, 128]
+    assert objects.as_bytes(np.ones((1, 2, 2))).ravel().tolist() == [0, 0, 0, 0]
 
 
 def test_large_pictures_are_made_smaller_until_they_fit():
     images = np.repeat(RNG.integers(0, 256, size=(9, 8, 8, 3)), 16, axis=1).repeat(16, axis=2).astype(np.uint8)
     images ^= RNG.integers(0, 32, size=images.shape).astype(np.uint8)
-    jpeg, small = pictures.sheet(images, 150_000), pictures.sheet(images, 30_000)
+    jpeg, small = objects.sheet(images, 150_000), objects.sheet(images, 30_000)
     assert jpeg.uri.startswith("data:image/jpeg") and (jpeg.width, jpeg.height) == (128, 128)
     assert small.width < 128 and len(small.uri) < 30_000 * 4 / 3 + 50
     # Blocks of 16 × 16 pixels are one colour up to the noise, so halving keeps it.
@@ -212,7 +211,7 @@ def test_large_pictures_are_made_smaller_until_they_fit():
     assert np.abs(tiles(small)[:9].mean(axis=(1, 2)) - known).max() < 12
 
 
-def test_cells_are_short_and_missing_ones_are_told():
+def test_cells_are_short_and_missing_values_are_null():
     frame = pd.DataFrame(
         {
             "float": [1.23456789, np.nan], "int": [3, 4], "text": ["a" * 100, None], "flag": [True, False],
@@ -238,15 +237,15 @@ def test_cells_are_short_and_missing_ones_are_told():
         ({"y": [0, 1]}, "y must hold one label"),
         ({"y": [7]}, "not among the classes"),
         ({"confidence_level": 90}, "for 90 % write 0.9"),
-        ({"images": np.zeros((2, 3, 3))}, "images must hold one for each of the 1 objects"),
+        ({"images": np.zeros((2, 3, 3))}, "images must have one entry for each of the 1 labels"),
         ({"images": np.zeros((1, 3))}, "images must have shape"),
-        ({"images": np.full((1, 2, 2), np.nan)}, "images hold NaN"),
-        ({"rows": np.zeros((2, 3))}, "rows must hold one for each"),
+        ({"images": np.full((1, 2, 2), np.nan)}, "images contain NaN"),
+        ({"rows": np.zeros((2, 3))}, "rows must have one entry for each"),
         ({"rows": np.zeros((1, 3)), "feature_names": ["a"]}, "feature_names must hold one name for each of the 3"),
         ({"proba": [[0.5]]}, "proba must be finite"),
     ],
 )
-def test_bad_input_is_refused_in_words(given, words):
+def test_invalid_input_raises_an_error_that_names_the_argument(given, words):
     arguments = {"p": {"a": [[0.5, 0.2]]}, "y": [0]} | given
     with pytest.raises(ValueError, match=words):
         render_report(arguments.pop("p"), arguments.pop("y"), **arguments)
@@ -255,7 +254,7 @@ def test_bad_input_is_refused_in_words(given, words):
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     target = tmp_path / "report.html"
     target.write_text("old")
-    monkeypatch.setattr(page.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         write_report(target, {"a": [[0.5, 0.2]]}, [0])
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"] and target.read_text() == "old"
@@ -307,12 +306,13 @@ def test_pictures_are_shown_as_pictures(tmp_path):
     assert data["methods"] == ["split CP"]
 
 
-def test_diagnostics_of_an_approximation_are_told_in_words():
+def test_the_page_shows_the_diagnostics_of_an_approximation(tmp_path):
     X, y = load_iris(return_X_y=True)
     clf = FullConformalClassifier(method="influence", l2=0.01).fit(X[::2], y[::2])
-    told = clf.notes()
-    assert any(line.startswith("The p-values are approximate") for line in told)
-    assert sum(line.startswith("! ") for line in told) == len(clf.diagnose().warnings)
+    html = clf.report(X[1::2], y[1::2], tmp_path / "iris.html").read_text(encoding="utf-8")
+    assert "The p-values are approximate" in html
+    listed = re.search(r'<ul class="warnings">(.*?)</ul>', html, re.S)[1]
+    assert listed.count("<li>") == len(clf.diagnose().warnings) > 0
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):

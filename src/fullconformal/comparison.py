@@ -24,9 +24,6 @@ from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, me
 from fullconformal.runtime.progress import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
-GRID = np.linspace(0.5, 0.99, 50)  # of levels, where nestedness is judged
-MUCH = 60.0  # seconds of a symmetric method
-
 
 def compare(
     methods: Mapping[str, Any] | Sequence[Any] | None,
@@ -45,26 +42,26 @@ def compare(
     Parameters
     ----------
     methods : mapping of name to conformal classifier, sequence of them, or None
-        They are cloned, not changed. None is full CP, split CP, RAPS and CV+. For logistic regressions full CP is there twice,
-        exactly valid and by influence functions; by these only where exact validity would take more than a minute or so.
+        They are cloned, not changed. None means full CP, split CP, RAPS and CV+. For logistic regressions there are two rows of
+        full CP, exactly valid and by influence functions; only the latter if the former would take more than about a minute.
     X, y : array-like (n, ...), (n,)
-        Labelled data; every method makes of them what it needs.
+        Training data; every method splits them as it needs.
     X_test, y_test : array-like (m, ...), (m,)
         Objects to predict, and their labels.
     levels : sequence of float, default=(0.8, 0.9, 0.95)
         Confidence levels.
     estimator : optional
-        With ``methods=None``: the classifier that all of them wrap. None is the built-in logistic regression.
+        With ``methods=None``: the classifier that all of them wrap; None is the built-in logistic regression.
     random_state : int, RandomState or None, default=0
-        With ``methods=None``: seeds them.
+        With ``methods=None``: the seed of all methods.
     verbose : int, default=0
         1 shows progress.
 
     Returns
     -------
     Comparison
-        Prints as a table; ``to_frame()``, ``plot()`` and ``welch(a, b)`` do what they say. A method that fails is reported
-        there and does not stop the others.
+        Prints as a table, and has ``to_frame()``, ``plot()`` and ``welch(a, b)``. A method that fails is listed there and does
+        not stop the others.
 
     Examples
     --------
@@ -89,23 +86,25 @@ def compare(
                 progress(k, len(named))
             try:
                 _run(out, name, _unfitted(method, bool(verbose)), (X, y), X_test)
-            except Exception as error:  # whatever it is, the other methods are worth having
+            except Exception as error:
+                # Whatever the error is, the other methods go on.
                 out.errors[name] = error
         for warning in caught:
             warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=2)
     if len(out.errors) == len(named):
-        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in out.errors.items())
-        raise ValueError(f"every method failed. {told}") from next(iter(out.errors.values()))
+        reasons = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in out.errors.items())
+        raise ValueError(f"every method failed. {reasons}") from next(iter(out.errors.values()))
     return out
 
 
 def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float = 0.0) -> dict[str, Any]:
-    """The methods that `compare` takes where none are given, each around the same classifier; seconds: of a symmetric one."""
+    """The methods that `compare` takes by default, around the same classifier; `seconds` is the time of the symmetric one."""
     final = split_pipeline(estimator)[1]
     convex = final is None or is_logistic(final)
-    full = (
-        {} if convex and seconds > MUCH else {"full CP": FullConformalClassifier(estimator, random_state=random_state)}
-    )
+    full = {}
+    # About a minute is the longest to wait for one row of the table.
+    if not convex or seconds <= 60:
+        full["full CP"] = FullConformalClassifier(estimator, random_state=random_state)
     if convex:
         full["full CP, influence"] = FullConformalClassifier(estimator, method="influence", random_state=random_state)
     return full | {
@@ -124,9 +123,11 @@ def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test:
         raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {out.classes.tolist()}.")
     p = method.predict_epsilon(X_test)
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
-    grid = np.union1d(out.levels, GRID)
+    # Whether sets are nested is checked on a grid of levels.
+    grid = np.union1d(out.levels, np.linspace(0.5, 0.99, 50))
     path = _path(method, X_test, p, grid)
-    method.warn_unreachable(out.levels)  # warns where the data are too few for one
+    # Warns if there are too few points for a level.
+    method.warn_unreachable(out.levels)
     sets = path[:, :, np.searchsorted(grid, out.levels)]
     out.records.extend(measure(name, p, sets, path, out.y, out.levels, out.classes))
     out.records.extend(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())
@@ -136,27 +137,29 @@ def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test:
 def _path(
     method: ConformalClassifier, X: Any, p: npt.NDArray[np.float64], grid: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
-    """Sets (m, C, G) at a grid of levels: by the method's own rule, where it has one that is not p > ε."""
+    """Sets (m, C, G) at a grid of levels, by the method's own rule if it has another one than p > ε."""
     if type(method).predict_set is ConformalClassifier.predict_set:
-        return prediction_sets(p, grid)  # the same, without computing p again
+        # The same as predict_set, without computing p again.
+        return prediction_sets(p, grid)
     sets: npt.NDArray[np.bool_] = method.predict_set(X, grid.tolist())
     return sets
 
 
 def _unfitted(method: Any, quiet: bool) -> Any:
-    """A clone to be fitted; one that takes a fitted classifier as it is shares that, because clones are not fitted."""
+    """A clone to be fitted; with prefit=True it shares the classifier, because clones are not fitted."""
     fresh = clone(method)
     if getattr(method, "prefit", False):
         fresh.set_params(estimator=method.estimator)
+    # Two progress bars would overwrite each other.
     if quiet and "verbose" in fresh.get_params(deep=False):
-        fresh.set_params(verbose=0)  # two progress bars would write over each other
+        fresh.set_params(verbose=0)
     return fresh
 
 
 def _named(methods: Any, estimator: Any) -> dict[str, Any]:
-    """Methods by name, or an error that says which is none."""
+    """Methods by name, checked."""
     if estimator is not None:
-        raise ValueError("estimator goes with methods=None; where methods are given, give it to each of them.")
+        raise ValueError("estimator is only used with methods=None; give it to each of the methods instead.")
     if isinstance(methods, Mapping):
         named = dict(methods)
     elif isinstance(methods, Sequence) and not isinstance(methods, str):
@@ -171,22 +174,22 @@ def _named(methods: Any, estimator: Any) -> dict[str, Any]:
             "for example {'full': FullConformalClassifier(), 'split': SplitConformalClassifier()}."
         )
     if not named:
-        raise ValueError("methods is empty; give at least one conformal classifier, or None for the usual ones.")
+        raise ValueError("methods is empty; give at least one conformal classifier, or None for the default ones.")
     for name, method in named.items():
         if not isinstance(name, str) or not isinstance(method, ConformalClassifier):
             raise TypeError(
-                f"methods[{name!r}] is {method!r}; give a name (a string) and a conformal classifier of this library, not yet "
-                "fitted, for example FullConformalClassifier()."
+                f"methods[{name!r}] is {method!r}; give a name (a string) and an unfitted conformal classifier of this library, "
+                "for example FullConformalClassifier()."
             )
     return named
 
 
 def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """True labels (m,) of the test objects and the classes (C,), or an error before anything is fitted."""
+    """True labels (m,) of the test objects and the classes (C,), checked before anything is fitted."""
     for (name, objects), (label_name, labels) in ((("X", X), ("y", y)), (("X_test", X_test), ("y_test", y_test))):
         if _num_samples(objects) != _num_samples(labels):
             raise ValueError(
-                f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; they must be as many."
+                f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; give one label per object."
             )
     if not _num_samples(X_test):
         raise ValueError("X_test has no objects; give at least one to measure on.")

@@ -1,9 +1,9 @@
-"""Tables of numbers and categories: reading them, telling columns apart, and encoding them by scikit-learn's own encoders."""
+"""Tables of numbers and categories: reading them, finding out what their columns hold, encoding them with scikit-learn."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,34 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-PARQUET = (".parquet", ".pq")
-LARGEST = 1e150  # numbers whose squares, and sums of many of them, are finite
-SEVERAL = 10  # different numbers that are a quantity rather than codes
-FEW = 100  # distinct words that any column may have, and categories that get a column of their own
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
+# A column may have this many different words however few its rows, and so many categories get a column of their own.
+MAX_CATEGORIES = 100
+# More different numbers than this are a quantity, or number the rows; fewer may be codes.
+MAX_CODES = 10
 
 
 class TableError(ValueError):
-    """A table cannot be read, or does not hold what is needed."""
+    """A table cannot be read, or lacks something that is needed."""
 
 
-def read_table(path: Path | str, words: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of a CSV (.gz, .zip and the like too) or Parquet file; columns in `words` are read as text."""
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet by its name."""
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def read_table(path: Path | str, text: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of a Parquet or CSV file (which may be compressed: .gz, .zip, ...); columns in `text` are read as text."""
     path = Path(path)
     if path.is_dir():
         raise TableError(f"{path} is a folder; give a CSV or Parquet file.")
     try:
-        if path.suffix.lower() in PARQUET:
+        if is_parquet(path):
             frame = pd.read_parquet(path)
         else:
             check_first_line(path)
-            text = dict.fromkeys(words, "str")
-            frame = pd.read_csv(path, dtype=text, na_values=MISSING, keep_default_na=False, low_memory=False)
+            dtypes = dict.fromkeys(text, "str")
+            frame = pd.read_csv(path, dtype=dtypes, na_values=MISSING, keep_default_na=False, low_memory=False)
     except FileNotFoundError as error:
         raise TableError(f"{path}: there is no such file.") from error
     except ImportError as error:
@@ -51,38 +56,41 @@ def read_table(path: Path | str, words: Sequence[str] = ()) -> pd.DataFrame:
         raise TableError(
             f"{path} cannot be read as a table: it is not in UTF-8. Save it as 'CSV UTF-8', or convert it (iconv -f latin1 -t utf-8)."
         ) from error
-    except Exception as error:  # many kinds: not text, quotes left open, no Parquet, no gzip
+    except Exception as error:
+        # Of many types: not text, an open quote, not a Parquet file, not a gzip file.
         raise TableError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
     frame.columns = [str(name) for name in frame.columns]
     if any("\0" in name for name in frame.columns):
-        raise TableError(f"{path} cannot be read as a table: it is no text.")
+        raise TableError(f"{path} cannot be read as a table: it is not text.")
     if frame.empty:
         raise TableError(f"{path} has no rows.")
-    if path.suffix.lower() not in PARQUET and not frame.index.equals(pd.RangeIndex(len(frame))):  # names were shifted
+    # pandas takes the first fields of longer rows for an index, which shifts the names.
+    if not is_parquet(path) and not frame.index.equals(pd.RangeIndex(len(frame))):
         raise TableError(
-            f"{path}: its rows have more fields than its first line has names; name every column, and end no line with a comma."
+            f"{path}: its rows have more fields than its first line has names; name every column, and do not end lines with a comma."
         )
     return frame
 
 
 def check_first_line(path: Path) -> None:
-    """Raise where the first line of a CSV file is separated by other marks, or names a column twice."""
-    if not path.is_file():  # what is read from a pipe can be read once
+    """Raise if the first line of a CSV file has another separator than commas, or names a column twice."""
+    # A pipe can be read only once.
+    if not path.is_file():
         return
     line = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
     if any("\0" in name for name in line):
-        raise TableError(f"{path} cannot be read as a table: it is no text.")
+        raise TableError(f"{path} cannot be read as a table: it is not text.")
     other = next((mark for mark in (";", "\t", "|") if mark in line[0]), None)
     if other and len(line) == 1:
-        raise TableError(f"{path} separates its columns by {other!r}; write it with commas, and numbers with points.")
+        raise TableError(f"{path} separates its columns by {other!r}; use commas, and decimal points in numbers.")
     twice = line[line.duplicated() & (line != "")].unique().tolist()
     if twice:
-        raise TableError(f"{path} has more than one column named {listed(twice)}; give each a name of its own.")
+        raise TableError(f"{path} has more than one column named {listed(twice)}; give each its own name.")
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Which columns of a table are numbers and which are categories, and which is to be predicted."""
+    """Which columns of a table are numbers, which are categories, and which one is the target."""
 
     target: str
     numbers: list[str]
@@ -96,7 +104,7 @@ class Schema:
 
     @classmethod
     def of(cls, frame: pd.DataFrame, target: str, drop: Sequence[str] = ()) -> Schema:
-        """What the columns of a training table are, or a `TableError` that says which cannot be used."""
+        """The schema of a training table, or a `TableError` that names the columns that cannot be used."""
         for name in (target, *drop):
             check_name(frame, name, "--target" if name == target else "--drop")
         numbers, categories, left_out, refused = [], [], list(dict.fromkeys(drop)), {}
@@ -107,52 +115,50 @@ class Schema:
                 left_out.append(str(name))
             elif is_number(column):
                 numbers.append(str(name))
-            elif why := no_categories(column):
-                words = strays(column)
-                mend = (
-                    f", numbers but for {listed(words)}: mend or empty these cells if it is a quantity" if words else ""
+            elif kind := unusable(column):
+                words = listed(stray_words(column))
+                hint = (
+                    f", numbers except for {words}: correct or clear these cells if it is a quantity" if words else ""
                 )
-                refused[str(name)] = why + mend
+                refused[str(name)] = kind + hint
             else:
                 categories.append(str(name))
-        if refused:  # all at once, so that one more try will do
-            told = "; ".join(f"the column {name!r} holds {why}" for name, why in refused.items())
-            raise TableError(
-                f"{told}. Leave out what is neither number nor category: "
-                + " ".join(f"--drop {quoted(name)}" for name in refused)
-            )
+        # All of them at once, so that one more try is enough.
+        if refused:
+            found = "; ".join(f"the column {name!r} holds {kind}" for name, kind in refused.items())
+            options = " ".join(f"--drop {quoted(name)}" for name in refused)
+            raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
-            raise TableError(f"besides the target {target!r} there is no column to predict from.")
+            raise TableError(f"there is no column to predict from besides the target {target!r}.")
         return cls(target, numbers, categories, left_out)
 
     @classmethod
     def of_json(cls, values: Any) -> Schema:
-        """A schema that was kept as JSON."""
-        good = isinstance(values, dict) and set(values) == set(cls.__dataclass_fields__)
-        if not good or not isinstance(values["target"], str):
-            raise TableError("it holds no description of a table's columns.")
-        for name in ("numbers", "categories", "left_out"):
-            if not (isinstance(values[name], list) and all(isinstance(part, str) for part in values[name])):
-                raise TableError("it holds no description of a table's columns.")
-        return cls(**values)
+        """A schema from its JSON."""
+        if isinstance(values, dict) and set(values) == set(cls.__dataclass_fields__):
+            lists = [value for name, value in values.items() if name != "target"]
+            names = [values["target"], *(name for value in lists if isinstance(value, list) for name in value)]
+            if all(isinstance(value, list) for value in lists) and all(isinstance(name, str) for name in names):
+                return cls(**values)
+        raise TableError("the description of the table's columns is missing or invalid.")
 
     def as_json(self) -> dict[str, Any]:
         """The schema as JSON."""
         return asdict(self)
 
     def objects(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The columns that are used, numbers as float64 and categories as text; columns may be in any order, and more."""
-        lacking = [name for name in self.columns if name not in frame.columns]
-        if lacking:
+        """The columns that are used, numbers as float64 and categories as text; others are ignored, in any order."""
+        absent = [name for name in self.columns if name not in frame.columns]
+        if absent:
             raise TableError(
-                f"the table lacks the column{'s' * (len(lacking) > 1)} {listed(lacking)}, which the predictor was fitted on."
+                f"the table lacks the column{'s' * (len(absent) > 1)} {listed(absent)}, which the predictor was fitted on."
             )
         out: dict[str, Any] = {name: as_numbers(frame[name], name) for name in self.numbers}
         out |= {name: as_words(frame[name]) for name in self.categories}
         return pd.DataFrame(out, columns=self.columns)
 
     def labels(self, frame: pd.DataFrame) -> Any:
-        """The target (n,), which must be complete and look like classes."""
+        """The target (n,), which must be complete and consist of classes."""
         column = frame[self.target]
         missing = int(column.isna().sum())
         if missing:
@@ -160,13 +166,13 @@ class Schema:
                 f"the target {self.target!r} is missing in {missing:,} of {len(column):,} rows; leave these rows out "
                 "(--drop-missing)."
             )
-        values = column.to_numpy()
         if is_number(column):
+            values, distinct = column.to_numpy(), column.nunique()
             whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
-            if not whole or (len(np.unique(values)) > FEW and len(np.unique(values)) > len(values) / 20):
+            if not whole or distinct > max(MAX_CATEGORIES, len(values) / 20):
                 raise TableError(
-                    f"the target {self.target!r} holds {len(np.unique(values)):,} different numbers: that is a quantity, and "
-                    "this predicts classes. Give a column of classes, or cut the numbers into a few."
+                    f"the target {self.target!r} holds {distinct:,} different numbers: it is a quantity, and only classes can be "
+                    "predicted. Give a column of classes, or cut the numbers into a few intervals."
                 )
             return values.astype(np.int64)
         words = as_words(column).to_numpy(dtype=str)
@@ -179,9 +185,9 @@ class Schema:
 
 
 def encoder(schema: Schema) -> ColumnTransformer:
-    """Numbers standardised, missing ones at the median and marked; a column for each frequent category, missing being one."""
+    """Standardise numbers, fill in and mark missing ones; give each frequent category a column, missing values too."""
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
-    categories = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=FEW, sparse_output=False)
+    categories = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=MAX_CATEGORIES, sparse_output=False)
     parts = [("numbers", numbers, schema.numbers), ("categories", categories, schema.categories)]
     return ColumnTransformer([part for part in parts if part[2]])
 
@@ -189,7 +195,7 @@ def encoder(schema: Schema) -> ColumnTransformer:
 def unseen_categories(
     fitted: ColumnTransformer, schema: Schema, objects: pd.DataFrame
 ) -> dict[str, tuple[int, list[str]]]:
-    """By column, how many rows hold categories that the encoder was not fitted on, and a few of these."""
+    """By column, the number of rows whose category is unknown to the fitted encoder, and a few of these categories."""
     out: dict[str, tuple[int, list[str]]] = {}
     if not schema.categories:
         return out
@@ -201,66 +207,69 @@ def unseen_categories(
 
 
 def check_name(frame: pd.DataFrame, name: str, option: str) -> None:
-    """Raise where the table has no such column; say which one may have been meant."""
+    """Raise if the table has no such column, and suggest the closest name."""
     if name in frame.columns:
         return
-    close = difflib.get_close_matches(name.lower(), [column.lower() for column in frame.columns], n=1, cutoff=0.5)
-    meant = next((column for column in frame.columns if close and column.lower() == close[0]), None)
-    hint = f"did you mean {meant!r}?" if meant else f"the columns are {listed(list(frame.columns))}."
-    raise TableError(f"{option} {name!r} is no column of the table; {hint}")
+    by_lower = {column.lower(): column for column in reversed(frame.columns)}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean {by_lower[close[0]]!r}?" if close else f"the columns are {listed(list(frame.columns))}."
+    raise TableError(f"{option} {name!r} is not a column of the table; {hint}")
 
 
-def no_categories(column: pd.Series) -> str:
-    """What a column holds that is neither numbers nor categories; empty where it is either."""
+def unusable(column: pd.Series) -> str:
+    """What a column holds that is neither numbers nor categories; empty if it can be used."""
     if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
         return "dates"
-    distinct = as_words(column).nunique()
-    many = distinct > FEW and distinct > len(column) / 2
-    if many and as_words(column).dropna().str.fullmatch(r"\s*[+-]?\d+,\d+\s*").all():
-        return "numbers with commas in them (write points instead)"
-    return f"{distinct:,} different texts in {len(column):,} rows" if many else ""
+    words = as_words(column)
+    distinct = words.nunique()
+    if distinct <= max(MAX_CATEGORIES, len(column) / 2):
+        return ""
+    if words.dropna().str.fullmatch(r"\s*[+-]?\d+,\d+\s*").all():
+        return "numbers with decimal commas (use points instead)"
+    return f"{distinct:,} different texts in {len(column):,} rows"
 
 
-def strays(column: pd.Series) -> list[str]:
-    """The words of a column that is numbers but for a few of its cells, such as "<5"; none of other columns."""
+def stray_words(column: pd.Series) -> list[str]:
+    """The words, such as "<5", of a column that is otherwise numbers; empty for other columns."""
     given = column.dropna()
-    bad = given[pd.to_numeric(given, errors="coerce").isna()]
-    mostly = 0 < len(bad) <= len(given) / 20 and given.nunique() - bad.nunique() > SEVERAL
-    return sorted(map(str, bad.unique())) if mostly else []
+    words = given[pd.to_numeric(given, errors="coerce").isna()]
+    mostly = 0 < len(words) <= len(given) / 20 and given.nunique() - words.nunique() > MAX_CODES
+    return sorted(map(str, words.unique())) if mostly else []
 
 
 def is_number(column: pd.Series) -> bool:
-    """Whether a column holds numbers; truth values are categories."""
+    """Whether a column holds numbers; booleans are categories."""
     return bool(
         types.is_numeric_dtype(column) and not types.is_bool_dtype(column) and not types.is_complex_dtype(column)
     )
 
 
 def is_row_number(column: pd.Series) -> bool:
-    """Whether a column counts the rows, from any number: an identifier, or the nameless index that pandas writes."""
-    return len(column) > SEVERAL and is_number(column) and bool((column.diff()[1:] == 1).all())
+    """Whether a column numbers the rows, from any start: an identifier, or the index that pandas writes."""
+    return len(column) > MAX_CODES and is_number(column) and bool((column.diff()[1:] == 1).all())
 
 
 def as_numbers(column: pd.Series, name: str) -> pd.Series:
-    """The column as float64, missing values as nan."""
+    """The column as float64, missing values as NaN."""
     numbers = pd.to_numeric(column, errors="coerce").astype("float64")
     odd = numbers.isna() & column.notna()
     if odd.any():
         raise TableError(
-            f"the column {name!r} must hold numbers, and holds {str(column[odd].iloc[0])[:40]!r} in {int(odd.sum()):,} rows."
+            f"the column {name!r} must hold numbers, but holds {str(column[odd].iloc[0])[:40]!r} in {int(odd.sum()):,} rows."
         )
     if np.isinf(numbers).any():
-        raise TableError(f"the column {name!r} holds infinite numbers; leave them empty, or mend them.")
-    if (far := numbers.abs() > LARGEST).any():
+        raise TableError(f"the column {name!r} holds infinite numbers; correct or clear these cells.")
+    # The squares of larger numbers, or sums of many squares, would be infinite.
+    if (large := numbers.abs() > 1e150).any():
         raise TableError(
-            f"the column {name!r} holds {numbers[far].iloc[0]:.3g}, too large to compute with; look for a wrong unit or a placeholder, "
-            "and leave such numbers empty, or mend them."
+            f"the column {name!r} holds {numbers[large].iloc[0]:.3g}, which is too large to compute with; look for a wrong unit or a "
+            "placeholder, and correct or clear these cells."
         )
     return numbers
 
 
 def stripped(column: pd.Series) -> pd.Series:
-    """A column of labels without the spaces around them; those that are nothing else are missing."""
+    """A column of labels without the spaces around them; labels of spaces only are missing."""
     if not types.is_object_dtype(column) and not types.is_string_dtype(column):
         return column
     words = column.map(lambda word: word.strip() if isinstance(word, str) else word, na_action="ignore")
@@ -268,18 +277,18 @@ def stripped(column: pd.Series) -> pd.Series:
 
 
 def as_words(column: pd.Series) -> pd.Series:
-    """The column as text, missing values as nan; truth values are written one way."""
-    truth = {"true": "True", "false": "False"}
-    words = [np.nan if pd.isna(value) else truth.get(str(value).lower(), str(value)) for value in column]
+    """The column as text, missing values as NaN; booleans are always written True and False."""
+    booleans = {"true": "True", "false": "False"}
+    words = [np.nan if pd.isna(value) else booleans.get(str(value).lower(), str(value)) for value in column]
     return pd.Series(words, index=column.index, dtype=object)
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Names in words, the first few of many."""
-    few = ", ".join(repr(name) for name in names[:most])
+def listed(names: Sequence[str], most: int = 8, show: Callable[[str], str] = repr) -> str:
+    """Names separated by commas; if there are many, the first ones and the number of the others."""
+    few = ", ".join(map(show, names[:most]))
     return few if len(names) <= most else f"{few} and {len(names) - most} more"
 
 
 def quoted(name: str) -> str:
-    """A name as one types it on the command line."""
+    """A name as it is typed on the command line."""
     return name if name.isidentifier() else f"'{name}'"

@@ -72,7 +72,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, folder):
-    """Opens a report; afterwards nothing may have been asked of a network, logged as an error, or asked in a dialogue."""
+    """Opens a report; afterwards there must be no network request, no error in the console, and no dialogue."""
     seen, contexts = [], []
 
     def visit(name, width=1280, height=900, **options):
@@ -232,7 +232,7 @@ def test_the_verdict_is_that_of_the_interval(visit):
         move(page, levels_of(page).index(level))
         covered = prediction_sets(P["ours"], level)[np.arange(M), Y]
         interval = binomtest(int(covered.sum()), M).proportion_ci(method="wilson")
-        word = "Too low" if interval.high < level else "Above" if interval.low > level else "As asked"
+        word = "Too low" if interval.high < level else "Above" if interval.low > level else "At the level"
         assert page.locator("[data-verdict]").text_content().startswith(word)
 
 

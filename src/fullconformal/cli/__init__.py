@@ -1,4 +1,4 @@
-"""The command `fullconformal`: one file a command, imported when it is called. Heavy imports happen inside the commands."""
+"""The command `fullconformal`. Commands are imported when they are called, and do their heavy imports inside."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from fullconformal import __version__
 # Threads that spin while they wait for each other made the demonstration ten times slower on a busy machine. Read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# By command: the module that holds it, and its line in the help.
 COMMANDS = {
-    "fit": "Fit a predictor to a table and save it.",
-    "predict": "Prediction sets and p-values for the rows of a table.",
-    "inspect": "Say what a saved predictor is.",
-    "report": "A page about a predictor's sets for labelled rows.",
-    "compare": "Full CP beside its alternatives, on a table or on digits.",
-    "demo": "Digits, a small network, and the schemes of full CP beside split CP.",
-    "data": "Check a data set's files and say what they hold, or fetch them.",
+    "fit": ("fit", "Fit a predictor to a table and save it."),
+    "predict": ("predict", "Compute prediction sets and p-values for the rows of a table."),
+    "inspect": ("describe", "Describe a saved predictor."),
+    "report": ("describe", "Write an HTML report on a predictor's sets for labelled rows."),
+    "compare": ("compare", "Compare full CP with other methods, on a table or on digits."),
+    "demo": ("demo", "Run full CP and split CP on images of digits."),
+    "data": ("demo", "Check or download the files of a data set."),
 }
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """A group that lists its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -33,11 +34,11 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"fullconformal.cli.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(import_module(f"fullconformal.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Bad input is one line and exit code 2, an interrupt exit code 130; what is unexpected shows where it happened."""
+        """Invalid input prints one line and exits with 2, an interrupt exits with 130; other errors keep their traceback."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -51,11 +52,11 @@ class Lazy(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
-@click.option("--traceback", is_flag=True, help="Show where an error happened.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def main(traceback: bool) -> None:
     """Prediction sets by full conformal prediction."""

@@ -1,73 +1,91 @@
-"""`fullconformal demo`: digits, a small network, and the schemes of full CP beside split CP."""
+"""`fullconformal demo` and `fullconformal data`: a demonstration on digits, and the files of data sets."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fullconformal.cli.common import LEVEL
+from fullconformal.cli.tables import LEVEL, check_output, seed_option
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("fullconformal-demo.png"),
-              show_default=True, help="Where the figure goes; the report goes beside it, as .html.")  # fmt: skip
+@click.argument("name", type=click.Choice(["digits", "synthetic", "mnist", "cifar10", "acsincome"]))
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=None,
+              help="The folder of the files; by default the environment variable FULLCONFORMAL_DATA.")  # fmt: skip
+@click.option("--download", is_flag=True, help="Download the files from their publisher first.")
+def data(name: str, folder: Path | None, download: bool) -> None:
+    """Check the files of a data set and describe what they hold."""
+    from fullconformal import data as datasets
+
+    if name in ("digits", "synthetic"):
+        if download:
+            raise click.UsageError(f"{name} needs no files; omit --download.")
+        loaded = datasets.load_digits() if name == "digits" else datasets.make_synthetic()
+    else:
+        if download:
+            click.echo(f"files in {datasets.download(name, folder)}")
+        loaded = getattr(datasets, f"load_{name}")(folder)
+    click.echo(str(loaded))
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("fullconformal-demo.png"), show_default=True,
+              help="The file for the figure; the report is written beside it, as .html.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.99, show_default=True, help="Confidence level of the sets.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split and of training.")
+@seed_option
 def demo(out: Path, confidence: float, seed: int) -> None:
-    """Digits, a small network, and the schemes of full CP beside split CP."""
+    """Train a small network on images of digits, and compare the schemes of full CP with split CP."""
     from rich.console import Console
 
     from fullconformal.data import load_digits
-    from fullconformal.report.demo import draw
+    from fullconformal.sets import as_labels, prediction_sets
 
-    check_out(out)
-    console = Console()
-    data = load_digits(500, seed)
-    X, y, Xt, yt, images = data.X, data.y, data.X_test, data.y_test, 16 * data.X_test.reshape(-1, 8, 8)
+    check_output(out)
+    if out.suffix.lower() in (".html", ".htm"):
+        raise ValueError(f"--out {out.name} is not the name of a figure; use .png, .pdf or .svg.")
+    console = Console(highlight=False)
+    digits = load_digits(500, seed)
+    X, y, images = digits.X_test, digits.y_test, 16 * digits.X_test.reshape(-1, 8, 8)
     console.print(
-        f"[bold]Digits[/]: {len(y)} images to learn from, {len(yt)} to predict, 10 labels, a network 64-32-10.\n"
+        f"[bold]Digits[/]: {len(digits.y)} images to learn from, {len(y)} to predict, 10 labels, a network 64-32-10.\n"
     )
-    full, p, seconds, warned = run(X, y, Xt, confidence, seed)
-    console.print(table(p, seconds, yt, confidence))
+    full, p, seconds, warned = run_methods(digits.X, digits.y, X, confidence, seed)
+    console.print(summary_table(p, seconds, y, confidence))
     console.print(
         "[dim]Deleted, studentized and ordinary are full CP and share one fit. "
         "Size AUC: area under set size against ε in [0, 0.2]. ±: one standard error.[/]\n"
     )
-    console.print("[bold]A few sets in words[/] (full CP, deleted)")
-    for line in words(p["deleted"], yt, full.classes_, confidence):
-        console.print(line, highlight=False)
+    console.print("[bold]A few sets[/] (full CP, deleted)")
+    shown = interesting(p["deleted"], 6, confidence)
+    sets = as_labels(prediction_sets(p["deleted"][shown], confidence), full.classes_)
+    for at, labels in zip(shown, sets, strict=True):
+        console.print(f"  image {at:3d}: {sentence(labels, y[at], confidence)}")
     console.print("\n[bold]Diagnostics[/]")
-    console.print(str(full.diagnose()), highlight=False, markup=False)
+    console.print(str(full.diagnose()), markup=False)
     if not warned:
-        console.print("Nothing to warn of.")
-    draw(out, p, "deleted", images, yt, full.classes_, confidence)
-    report = full.report(
-        Xt,
-        yt,
-        out.with_suffix(".html"),
-        images=images.max() - images,  # ink on paper
-        others={name: values for name, values in p.items() if name != "deleted"},
-        title="Handwritten digits",
-    )
-    console.print(f"\nFigure: {out.resolve()}", highlight=False, soft_wrap=True)
-    console.print(f"Report: {report.resolve()}  (open it in a browser)", highlight=False, soft_wrap=True)
+        console.print("No warnings.")
+    draw(out, p, "deleted", shown, images, y, full.classes_, confidence)
+    others = {name: values for name, values in p.items() if name != "deleted"}
+    # Dark digits on light paper.
+    ink = images.max() - images
+    report = full.report(X, y, out.with_suffix(".html"), images=ink, others=others, title="Handwritten digits")
+    console.print(f"\nFigure: {out.resolve()}", soft_wrap=True)
+    console.print(f"Report: {report.resolve()}  (open it in a browser)", soft_wrap=True)
 
 
-def check_out(out: Path) -> None:
-    """Raise where the figure cannot be written."""
-    if not out.resolve().parent.is_dir():
-        raise click.BadParameter(f"the folder {out.resolve().parent} does not exist", param_hint="--out")
-    if out.suffix.lower() in (".html", ".htm"):
-        raise click.BadParameter(f"{out.name} is not the name of a figure; take .png, .pdf or .svg", param_hint="--out")
-
-
-def run(X: Any, y: Any, Xt: Any, confidence: float, seed: int) -> tuple[Any, dict[str, Any], dict[str, Any], bool]:
-    """The predictor by full CP; p-values and the seconds of fit and prediction by method; and whether anything was warned of."""
+def run_methods(
+    X: Any, y: Any, X_test: Any, confidence: float, seed: int
+) -> tuple[Any, dict[str, Any], dict[str, Any], bool]:
+    """The predictor by full CP; p-values, and seconds of fit and prediction, by method; and whether there were warnings."""
     import torch
 
     from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
@@ -75,50 +93,89 @@ def run(X: Any, y: Any, Xt: Any, confidence: float, seed: int) -> tuple[Any, dic
 
     torch.manual_seed(seed)
     network = mlp(64, (32,), 10)
-    start = time.perf_counter()
     full = FullConformalClassifier(
         network, method="influence", confidence_level=confidence, random_state=seed, verbose=1
     )
+    times = [time.perf_counter()]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConformalWarning)
         full.fit(X, y)
-    fitted = time.perf_counter() - start
+    times.append(time.perf_counter())
     p, seconds = {}, {}
     for scheme in ("deleted", "studentized", "ordinary"):
-        start = time.perf_counter()
-        p[scheme] = full.set_params(scheme=scheme).predict_p(Xt)
-        seconds[scheme] = (fitted, time.perf_counter() - start)
-    start = time.perf_counter()
+        p[scheme] = full.set_params(scheme=scheme).predict_p(X_test)
+        times.append(time.perf_counter())
+        seconds[scheme] = (times[1] - times[0], times[-1] - times[-2])
     split = SplitConformalClassifier(network, random_state=seed).fit(X, y)
-    halfway = time.perf_counter()
-    p["split CP"] = split.predict_p(Xt)
-    seconds["split CP"] = (halfway - start, time.perf_counter() - halfway)
+    times.append(time.perf_counter())
+    p["split CP"] = split.predict_p(X_test)
+    seconds["split CP"] = (times[-1] - times[-2], time.perf_counter() - times[-1])
     return full.set_params(scheme="deleted"), p, seconds, bool(caught)
 
 
-def table(p: dict[str, Any], seconds: dict[str, Any], y: Any, confidence: float) -> Any:
-    """The methods in numbers."""
+def summary_table(p: dict[str, Any], seconds: dict[str, Any], y: Any, confidence: float) -> Any:
+    """The metrics of the methods as a table."""
     from rich import box
     from rich.table import Table
 
     from fullconformal import metrics
 
     title = f"{len(y)} test images, {confidence:.0%} confidence"
-    out = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("method", "coverage", "set size", "size AUC", "fit", "predict"):
-        out.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for name, values in p.items():
-        told = metrics.summary(values, y, confidence)
-        numbers = (str(told[k]) for k in ("coverage", "mean_size", "size_auc"))
-        out.add_row(name, *numbers, *(f"{s:.1f} s" for s in seconds[name]))
-    return out
+        found = metrics.summary(values, y, confidence)
+        numbers = (str(found[k]) for k in ("coverage", "mean_size", "size_auc"))
+        table.add_row(name, *numbers, *(f"{s:.1f} s" for s in seconds[name]))
+    return table
 
 
-def words(p: Any, y: Any, classes: Any, confidence: float) -> Iterator[str]:
-    """A few sets, a line each."""
-    from fullconformal.report.demo import in_words, interesting
-    from fullconformal.sets import as_labels, prediction_sets
+def sentence(labels: npt.NDArray[Any], truth: Any, level: float) -> str:
+    """A set as a sentence."""
+    names = [str(label) for label in labels]
+    guess = "it is " + " or ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "no label fits"
+    return f"{guess}, with {level:.0%} confidence; it was {truth} ({'right' if truth in labels else 'wrong'})"
 
-    chosen = interesting(p, 6, confidence)
-    for at, labels in zip(chosen, as_labels(prediction_sets(p[chosen], confidence), classes), strict=True):
-        yield f"  image {at:3d}: {in_words(labels, y[at], confidence)}"
+
+def interesting(p: npt.NDArray[np.float64], count: int, level: float) -> npt.NDArray[np.intp]:
+    """Objects (count,) worth a look: the largest sets, then an empty one, then the surest."""
+    import numpy as np
+
+    from fullconformal.sets import prediction_sets
+
+    sizes = prediction_sets(p, level).sum(axis=1)
+    second = np.sort(p, axis=1)[:, -2]
+    hardest = np.lexsort((-second, -sizes))[: count - 2]
+    emptiest = np.lexsort((p.max(axis=1), sizes))[:1]
+    surest = np.lexsort((second, -p.max(axis=1)))[:1]
+    return np.concatenate([hardest, emptiest, surest])
+
+
+def draw(
+    path: Path, p: Mapping[str, npt.NDArray[np.float64]], name: str, objects: npt.NDArray[np.intp],
+    images: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any], level: float,
+) -> None:  # fmt: skip
+    """Draw set size against ε for every method, and six objects with their p-values by the method `name`."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from fullconformal.report.plots import plot_p_values, plot_size_curve
+    from fullconformal.sets import prediction_sets
+
+    figure = Figure(figsize=(13, 5.4), layout="constrained")
+    left, right = np.asarray(figure.subfigures(1, 2, width_ratios=(1, 1.25)))
+    plot_size_curve(p, ax=left.subplots())
+    left.suptitle("Labels in a set", fontsize=11)
+    axes = right.subplots(2, 6, width_ratios=(0.8, 1) * 3)
+    for k, at in enumerate(objects):
+        picture, bars = axes[k // 3, 2 * (k % 3)], axes[k // 3, 2 * (k % 3) + 1]
+        picture.imshow(images[at], cmap="gray_r", interpolation="nearest")
+        picture.set_axis_off()
+        members = classes[prediction_sets(p[name][at : at + 1], level)[0]]
+        picture.set_title("{" + ", ".join(map(str, members)) + "}" + f"\ntruth {y[at]}", fontsize=10)
+        plot_p_values(p[name][at], classes, level=level, truth=y[at], ax=bars)
+        bars.tick_params(labelsize=7)
+        bars.set_xlabel("p-value" if k // 3 else "", fontsize=8)
+    right.suptitle(f"Sets at {level:.0%} confidence ({name}), the hardest objects first", fontsize=11)
+    figure.savefig(path, dpi=150)

@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fullconformal.cli.common import LEVEL, Talk, check_output, json_option, note, print_json, quiet_option, write_table
-from fullconformal.cli.predictors import factory_option, load_predictor, schema_of, tell_unseen, words_of
+from fullconformal.cli.tables import (
+    LEVEL,
+    Printer,
+    check_output,
+    factory_option,
+    json_option,
+    load_with_schema,
+    objects_of,
+    quiet_option,
+    read_new,
+    write_table,
+)
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
 
@@ -19,11 +30,9 @@ if TYPE_CHECKING:
 @click.argument("predictor", type=click.Path(path_type=Path))
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("-"), show_default=True,
-              help="Where the sets go: CSV, Parquet by its name, or - for standard output.")  # fmt: skip
-@click.option("--confidence", type=LEVEL, multiple=True, help="A confidence level; may be given several times.")
-@click.option(
-    "--keep", multiple=True, metavar="COLUMN", help="A column of the table to copy; may be given several times."
-)
+              help="The file to write the sets to: .csv or .parquet, or - for standard output.")  # fmt: skip
+@click.option("--confidence", type=LEVEL, multiple=True, help="A confidence level; can be repeated.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="A column of the table to copy; can be repeated.")
 @factory_option
 @quiet_option
 @json_option
@@ -31,60 +40,54 @@ def predict(
     predictor: Path, table: Path, out: Path, confidence: tuple[float, ...], keep: tuple[str, ...], model: str | None,
     quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prediction sets of the saved PREDICTOR for the rows of TABLE (CSV or Parquet).
+    """Compute the prediction sets of the saved PREDICTOR for the rows of TABLE (CSV or Parquet).
 
-    The columns of the output: the likeliest label, the set at each confidence level (labels joined by |), and the p-value of every
-    label. Where TABLE has the column that is predicted, the coverage is told.
+    The output has these columns: the likeliest label, the set at each confidence level (labels joined by |), and the p-value of every
+    label. If TABLE has the column to predict, the coverage is printed.
     """
-    import numpy as np
-
     from fullconformal.sets import prediction_sets
-    from fullconformal.table import PARQUET, check_name, listed, read_table
+    from fullconformal.table import check_name, is_parquet, listed
 
     check_output(out, predictor, table)
-    beside = str(out) == "-"
-    talk = Talk(quiet or as_json, beside)
-    clf, notes = load_predictor(predictor, model)
-    schema = schema_of(predictor, notes)
-    copied = [] if out.suffix.lower() in PARQUET else [name for name in keep if name not in schema.numbers]
-    frame = read_table(table, words=[*words_of(schema, clf.classes_), *copied])
+    printer = Printer(quiet, as_json, out)
+    clf, schema = load_with_schema(predictor, model)
+    # In CSV files, columns that are copied are kept as they are written.
+    copied = [] if is_parquet(out) else [name for name in keep if name not in schema.numbers]
+    frame = read_new(table, clf, schema, copied)
     for name in keep:
         check_name(frame, name, "--keep")
-    X = schema.objects(frame)
-    tell_unseen(clf, schema, X, quiet)
+    X = objects_of(frame, clf, schema, printer)
     joined = [str(label) for label in clf.classes_ if "|" in str(label)]
-    if joined and out.suffix.lower() not in PARQUET:
-        note(
-            f"sets are labels joined by |, which {listed(joined)} holds itself; -o sets.parquet keeps them apart.",
-            quiet,
+    if joined and not is_parquet(out):
+        printer.note(
+            f"sets are labels joined by |, and {listed(joined)} contains it; -o sets.parquet keeps them apart."
         )
     levels = sorted(set(confidence)) or [clf.confidence_level]
-    clf.set_params(verbose=int(not talk.quiet and not beside))
-    with talk.warnings_as_notes():
+    with printer.warnings_as_notes():
+        # Warns if there are too few training points for a level, which the p-values of all rows do not.
         clf.warn_unreachable(np.asarray(levels))
+        clf.set_params(verbose=printer.verbose)
         p = clf.predict_epsilon(X)
         point = clf.predict(X)
-    sets = prediction_sets(p, np.asarray(levels))
-    facts = measured(frame, schema.target, clf.classes_, sets, levels, quiet)
-    write_table(as_frame(frame, keep, clf.classes_, point, p, sets, levels, out), out)
-    if as_json and not beside:
-        print_json({"rows": len(frame), "levels": facts, "out": str(out)})
-    show(talk, facts, len(frame), schema.target, out)
+    sets = prediction_sets(p, levels)
+    facts = measure(sets, levels, *true_labels(frame, schema.target, clf.classes_, printer))
+    write_table(as_frame(frame[list(keep)], clf.classes_, point, p, sets, levels, is_parquet(out)), out)
+    printer.json({"rows": len(frame), "levels": facts, "out": str(out)})
+    show(printer, facts, schema.target)
+    if not printer.to_stderr:
+        printer.say(f"{len(frame):,} rows in {out}")
 
 
 def as_frame(
-    frame: pd.DataFrame, keep: tuple[str, ...], classes: Any, point: Any, p: np.ndarray, sets: np.ndarray, levels: list[float],
-    out: Path,
-) -> pd.DataFrame:  # fmt: skip
-    """The table that is written: kept columns, point predictions, sets (m, C, L), p-values (m, C)."""
+    kept: pd.DataFrame, classes: Any, point: Any, p: np.ndarray, sets: np.ndarray, levels: list[float], lists: bool
+) -> pd.DataFrame:
+    """The table to write: kept columns, point predictions, sets (m, C, L) as lists or joined by |, p-values (m, C)."""
     import pandas as pd
 
     from fullconformal.sets import as_labels
-    from fullconformal.table import PARQUET
 
-    lists = out.suffix.lower() in PARQUET
-    # As objects numbers are written with all their digits; those that are computed need not be.
-    columns: dict[str, Any] = {name: frame[name] if lists else frame[name].astype(object) for name in keep}
+    # As objects, numbers are written with all their digits.
+    columns: dict[str, Any] = dict((kept if lists else kept.astype(object)).items())
     columns["prediction"] = point
     for k, level in enumerate(levels):
         labels = as_labels(sets[:, :, k], classes)
@@ -93,58 +96,66 @@ def as_frame(
     return pd.DataFrame(columns)
 
 
-def measured(
-    frame: pd.DataFrame, target: str, classes: Any, sets: np.ndarray, levels: list[float], quiet: bool
-) -> list[dict[str, Any]]:
-    """For each level the mean size of the sets, the share with one label and with none, and the coverage where it can be told."""
+def true_labels(
+    frame: pd.DataFrame, target: str, classes: Any, printer: Printer
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which rows (m,) have a label, and whether (m, C) it is that of the column; with a note on labels of no column."""
+    import numpy as np
     import pandas as pd
 
     from fullconformal.table import as_words, listed
 
-    hits, known = None, None
-    if target in frame.columns:
-        known = frame[target].notna().to_numpy()
-        values = frame[target][known]
-        numbers = classes.dtype.kind in "biuf"
-        truth = (pd.to_numeric(values, errors="coerce") if numbers else as_words(values)).to_numpy()
-        hits = truth[:, None] == (classes if numbers else classes.astype(object))
-        unseen = values[~hits.any(axis=1)]
-        if len(unseen):
-            few = [str(value) for value in unseen.unique()[:3]]
-            note(
-                f"{target!r} holds labels unseen in training in {len(unseen):,} rows ({listed(few)}); no set holds them.",
-                quiet,
-            )
-    out = []
+    if target not in frame.columns:
+        return np.zeros(len(frame), dtype=bool), np.zeros((len(frame), len(classes)), dtype=bool)
+    numeric = classes.dtype.kind in "biuf"
+    values = (pd.to_numeric(frame[target], errors="coerce") if numeric else as_words(frame[target])).to_numpy()
+    labelled = frame[target].notna().to_numpy()
+    truth = values[:, None] == (classes if numeric else classes.astype(object))
+    unseen = frame[target][labelled & ~truth.any(axis=1)]
+    if len(unseen):
+        few = listed([str(value) for value in unseen.unique()[:3]])
+        printer.note(f"{target!r} holds labels unseen in training in {len(unseen):,} rows ({few}); no set holds them.")
+    return labelled, truth
+
+
+def measure(
+    sets: npt.NDArray[np.bool_], levels: list[float], labelled: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]
+) -> list[dict[str, Any]]:
+    """For each level the mean size of the sets (m, C, L), the shares with one label and with none, and the coverage."""
+    facts = []
     for k, level in enumerate(levels):
         sizes = sets[:, :, k].sum(axis=1)
         fact: dict[str, Any] = {"confidence_level": level, "mean_size": float(sizes.mean())}
         fact |= {"one_label": float((sizes == 1).mean()), "empty": float((sizes == 0).mean())}
-        if hits is not None and len(hits):
-            inside = sets[known, :, k] & hits
-            fact |= {"coverage": float(inside.any(axis=1).mean()), "labelled_rows": len(hits)}
-        out.append(fact)
-    return out
+        if labelled.any():
+            covered = (sets[labelled, :, k] & truth[labelled]).any(axis=1)
+            fact |= {"coverage": float(covered.mean()), "labelled_rows": int(labelled.sum())}
+        facts.append(fact)
+    return facts
 
 
-def show(talk: Talk, facts: list[dict[str, Any]], rows: int, target: str, out: Path) -> None:
-    """The facts as a table."""
+def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
+    """Print the facts as a table."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     covered = "coverage" in facts[0]
-    for head in ("confidence", "mean set size", "one label", "empty", *(["coverage"] if covered else [])):
+    for head in ("confidence", "mean set size", "one label", "empty", *["coverage"] * covered):
         table.add_column(head, justify="right", no_wrap=True)
     for fact in facts:
-        shares = [f"{fact[name]:.1%}" for name in ("one_label", "empty")]
-        extra = []
+        cells = [
+            f"{fact['confidence_level']:.4g}",
+            f"{fact['mean_size']:.2f}",
+            f"{fact['one_label']:.1%}",
+            f"{fact['empty']:.1%}",
+        ]
         if covered:
             rate, n = fact["coverage"], fact["labelled_rows"]
-            extra = [f"{rate:.1%} ± {(rate * (1 - rate) / n) ** 0.5:.1%}"]
-        table.add_row(f"{fact['confidence_level']:.4g}", f"{fact['mean_size']:.2f}", *shares, *extra)
-    talk.show(table)
+            cells.append(f"{rate:.1%} ± {(rate * (1 - rate) / n) ** 0.5:.1%}")
+        table.add_row(*cells)
+    printer.say(table)
     if covered:
-        talk.say(f"\ncoverage: share of the sets that hold {target!r}, of {facts[0]['labelled_rows']:,} labelled rows")
-    if str(out) != "-":
-        talk.say(f"{rows:,} rows in {out}")
+        printer.say(
+            f"\ncoverage: share of the sets that hold {target!r}, of {facts[0]['labelled_rows']:,} labelled rows"
+        )

@@ -1,4 +1,4 @@
-"""Fetching the files from those who publish them."""
+"""Download data sets from their publishers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from fullconformal.data.base import check_md5, data_folder
-from fullconformal.data.images import CIFAR_TRAIN, MNIST_FILES
-from fullconformal.data.tables import ACS_FEATURES, ACS_ROWS, ACS_TARGET
+from fullconformal.data.files import check_md5, data_folder
+from fullconformal.data.loaders import ACS_FEATURES, ACS_ROWS, ACS_TARGET, CIFAR_FILES, MNIST_FILES
 
-# The page of MNIST's authors refuses programs at times, so the copy that torchvision keeps is asked.
+# The page of MNIST's authors sometimes refuses programs, so this is torchvision's copy.
 URLS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     "acsincome": "https://www2.census.gov/programs-surveys/acs/data/pums/2018/1-Year/csv_pny.zip",
 }
-CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside the archive
+# Published beside the archive.
+CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 
 
 def download(name: str, folder: str | os.PathLike[str] | None = None, urls: Mapping[str, str] = URLS) -> Path:
-    """Fetch a data set from its publisher into a folder, laid out for the loaders.
+    """Download a data set from its publisher into a folder, where the loaders find it.
 
-    Every file is written under a temporary name, checked, then renamed: a download that was interrupted leaves nothing behind.
+    Every file is written under a temporary name, checked, then renamed: an interrupted download leaves nothing behind.
 
     Parameters
     ----------
     name : {"mnist", "cifar10", "acsincome"}
     folder : path, optional
-        By default that of the environment variable FULLCONFORMAL_DATA. Made where it does not exist.
+        By default that of the environment variable FULLCONFORMAL_DATA. Created if it does not exist.
     urls : mapping, optional
-        Where to ask, by name.
+        The address by name.
 
     Returns
     -------
@@ -58,47 +59,51 @@ def download(name: str, folder: str | os.PathLike[str] | None = None, urls: Mapp
     return target
 
 
-def _get(url: str, path: Path) -> Path:
-    """Write what an address gives into a file."""
+def fetch_file(url: str, path: Path) -> Path:
+    """Download one file."""
     try:
         with urllib.request.urlopen(url, timeout=60) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file)
     except OSError as error:
-        raise OSError(f"{url} could not be fetched ({error}); fetch it by other means and put it in place.") from error
+        raise OSError(
+            f"{url} could not be downloaded ({error}); download it by other means and put it in place."
+        ) from error
     return path
 
 
-def _mnist(url: str, partial: Path, target: Path) -> None:
-    for name, (_, md5, _) in MNIST_FILES.items():
-        path = _get(f"{url}{name}.gz", partial / f"{name}.gz")
+def fetch_mnist(url: str, partial: Path, target: Path, files: Mapping[str, Any] = MNIST_FILES) -> None:
+    """The four files, each checked against its MD5."""
+    for name, (_, md5, _) in files.items():
+        path = fetch_file(f"{url}{name}.gz", partial / f"{name}.gz")
         check_md5(path, md5)
         path.replace(target / path.name)
 
 
-def _cifar10(url: str, partial: Path, target: Path) -> None:
-    archive = _get(url, partial / "cifar-10-binary.tar.gz")
-    check_md5(archive, CIFAR_MD5)
-    names = (*CIFAR_TRAIN, "test_batch.bin")
+def fetch_cifar10(url: str, partial: Path, target: Path, md5: str = CIFAR_MD5) -> None:
+    """The six files of the archive, which is checked against its MD5."""
+    archive = fetch_file(url, partial / "cifar-10-binary.tar.gz")
+    check_md5(archive, md5)
     with tarfile.open(archive) as tar:
-        for name in names:
+        for name in CIFAR_FILES:
             file = tar.extractfile(f"cifar-10-batches-bin/{name}")
-            assert file is not None  # the digest is right, so these are files
+            # The MD5 is right, so these are files.
+            assert file is not None
             with (partial / name).open("wb") as copy:
                 shutil.copyfileobj(file, copy)
-    for name in names:
+    for name in CIFAR_FILES:
         (partial / name).replace(target / name)
 
 
-def _acsincome(url: str, partial: Path, target: Path) -> None:
+def fetch_acsincome(url: str, partial: Path, target: Path) -> None:
     """The ACSIncome task of Ding et al. 2021: adults who work and earn, from the person file of New York."""
     import pandas as pd
 
-    archive = _get(url, partial / "csv_pny.zip")
+    archive = fetch_file(url, partial / "csv_pny.zip")
     with zipfile.ZipFile(archive) as files, files.open("psam_p36.csv") as file:
         people = pd.read_csv(file, usecols=[*ACS_FEATURES, "PINCP", "PWGTP"])
     kept = people[(people.AGEP > 16) & (people.PINCP > 100) & (people.WKHP > 0) & (people.PWGTP >= 1)]
     if len(kept) != ACS_ROWS:
-        raise ValueError(f"{url} gives {len(kept):,} rows of ACSIncome, expected {ACS_ROWS:,}; nothing was written.")
+        raise ValueError(f"{url} has {len(kept):,} rows of ACSIncome, expected {ACS_ROWS:,}; nothing was written.")
     table = kept[[*ACS_FEATURES]].fillna(-1).astype(int)
     table[ACS_TARGET] = (kept.PINCP > 50_000).astype(int)
     path = partial / "ny_2018.csv.gz"
@@ -106,9 +111,9 @@ def _acsincome(url: str, partial: Path, target: Path) -> None:
     path.replace(target / path.name)
 
 
-# name: (subfolder, how)
+# By name: the subfolder, and the function that fills it.
 FETCHERS: dict[str, tuple[str, Callable[[str, Path, Path], None]]] = {
-    "mnist": ("mnist", _mnist),
-    "cifar10": ("cifar-10-batches-bin", _cifar10),
-    "acsincome": ("acsincome", _acsincome),
+    "mnist": ("mnist", fetch_mnist),
+    "cifar10": ("cifar-10-batches-bin", fetch_cifar10),
+    "acsincome": ("acsincome", fetch_acsincome),
 }

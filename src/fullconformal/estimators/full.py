@@ -114,6 +114,8 @@ class FullConformalClassifier(ConformalClassifier):
         The method that was taken.
     method_reason_ : str
         Why it was taken.
+    transformer_ : Pipeline or None
+        The fitted transformers of a Pipeline.
 
     Notes
     -----
@@ -137,7 +139,7 @@ class FullConformalClassifier(ConformalClassifier):
 
     _fitted: Fitted
     _labels: npt.NDArray[np.int64]  # indices (n,)
-    _transformer: Any
+    transformer_: Any
     _input_shape: tuple[int, ...]
     _recalibration: Recalibration | None
 
@@ -189,12 +191,12 @@ class FullConformalClassifier(ConformalClassifier):
             check_stream(self, y)
             for name in ("n_features_in_", "feature_names_in_", "_sample"):  # of an earlier fit to arrays
                 self.__dict__.pop(name, None)
-            self._transformer, bag = None, Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
+            self.transformer_, bag = None, Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
         else:
             X, y = self._checked(X, y, reset=True)
             classes, index = encode_labels(y)
             self._sample = first_rows(X)
-            self._transformer, X = fit_transformer(transformers, X, y, self.prefit)
+            self.transformer_, X = fit_transformer(transformers, X, y, self.prefit)
             bag = Bag(X, index, classes)
         selection = select(final, self.method, config, bag.X)
         self.method_, self.method_reason_ = selection.method.name, selection.reason
@@ -316,7 +318,7 @@ class FullConformalClassifier(ConformalClassifier):
         """Checked objects as the model sees them."""
         check_is_fitted(self)
         X = self._checked(X, reset=False)
-        X = X if self._transformer is None else transform(self._transformer, X)
+        X = X if self.transformer_ is None else transform(self.transformer_, X)
         if tuple(X.shape[1:]) != self._input_shape:
             raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
         return X

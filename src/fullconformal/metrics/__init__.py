@@ -1,12 +1,11 @@
-"""How good prediction sets and p-values are: each number with its standard error.
+"""Metrics of prediction sets and p-values, each with its standard error.
 
 Metrics of sets take a boolean array (m, C), metrics of p-values take floats (m, C); those that need the truth take the
-labels ``y`` (m,) and ``classes`` (C,), the label of each column (0, ..., C - 1 unless given).
+labels ``y`` (m,) and ``classes`` (C,), the label of each column (0, ..., C - 1 by default).
 
-Where a method has no p-values, the largest ε at which a label is still in the set (``predict_epsilon``) takes their place.
+For a method without p-values, use the largest ε at which each label is still in the set (``predict_epsilon``).
 """
 
-from fullconformal.metrics.base import Curve, Estimate, per_object
 from fullconformal.metrics.conditional import (
     Gap,
     Slab,
@@ -17,6 +16,7 @@ from fullconformal.metrics.conditional import (
     worst_slice_coverage,
 )
 from fullconformal.metrics.efficiency import fuzziness, observed_fuzziness, size_auc, size_curve, summary, vovk_criteria
+from fullconformal.metrics.estimates import Curve, Estimate, Welch, per_object, welch
 from fullconformal.metrics.marginal import (
     coverage,
     empty_rate,
@@ -25,7 +25,6 @@ from fullconformal.metrics.marginal import (
     nestedness_violations,
     singleton_rate,
 )
-from fullconformal.metrics.significance import Welch, welch
 
 __all__ = [
     "Curve",

@@ -1,4 +1,4 @@
-"""Coverage within parts of the data: of each label, of each set size, and of the worst slab of the object space."""
+"""Coverage within parts of the data: for each label, for each set size, and in the worst slab of the object space."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.metrics.base import BoolArray, Estimate, FloatArray, check_level, check_sets, covered, mean
-
-BLOCK = 2_000_000  # projections held at a time
+from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, check_level, check_sets, covered, mean
 
 
 class Gap(NamedTuple):
@@ -22,7 +20,7 @@ class Gap(NamedTuple):
 
 
 class Strata(NamedTuple):
-    """``coverage`` and number of ``points`` by stratum, and the stratum that is ``worst`` covered."""
+    """``coverage`` and number of ``points`` by stratum, and the stratum with the ``worst`` coverage."""
 
     coverage: dict[Any, Estimate]
     points: dict[Any, int]
@@ -30,7 +28,7 @@ class Strata(NamedTuple):
 
 
 class Slab(NamedTuple):
-    """The slab lo ≤ ``direction``·x ≤ hi; ``coverage`` and number of the ``points`` in it, of those that did not choose it."""
+    """The slab lo ≤ ``direction``·x ≤ hi; ``coverage`` and number of the ``points`` in it that were not used to find it."""
 
     coverage: Estimate
     points: int
@@ -55,10 +53,10 @@ def class_coverage(sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike
 def class_coverage_gap(
     sets: npt.ArrayLike, y: npt.ArrayLike, confidence_level: float = 0.9, classes: npt.ArrayLike | None = None
 ) -> Gap:
-    """How far the coverage of a label is from the level, up or down: the mean over the labels found in ``y``, and the worst.
+    """Absolute distance of each label's coverage from the level: the mean over the labels in ``y``, and the worst.
 
-    The standard errors are those of the coverages (a gap is never negative, so near 0 it is biased upwards, the more the fewer the points;
-    the worst of several is, too).
+    The standard errors are those of the coverages. A gap is never negative, so near 0 it is biased upwards, more so with few points; and so
+    is the worst of several.
 
     Examples
     --------
@@ -99,14 +97,13 @@ def size_stratified_coverage(
     >>> strata.worst
     (0, 1)
     """
-    hit = covered(sets, y, classes)[0]
     sets = check_sets(sets)
-    size, n_classes = sets.sum(axis=1), sets.shape[1]
+    hit, size, n_classes = covered(sets, y, classes)[0], sets.sum(axis=1), sets.shape[1]
     if bins is None:
         names: list[Any] = list(range(n_classes + 1))
         stratum = size
     else:
-        edges = _check_bins(bins, n_classes)
+        edges = check_bins(bins, n_classes)
         names = list(zip(edges, [edge - 1 for edge in edges[1:]] + [n_classes], strict=True))
         stratum = np.searchsorted(edges, size, side="right") - 1
     found = np.unique(stratum).tolist()
@@ -127,8 +124,8 @@ def worst_slice_coverage(
 ) -> Slab:
     """Coverage in the worst slab {x : lo ≤ v·x ≤ hi} that holds a share delta of the points (Cauchois et al. 2021).
 
-    The worst of all slabs along random directions v is sought on one half of the points, and its coverage measured on the other, so that
-    it is not low merely because it was chosen for that. Directions do not know the scales of the features: standardise X.
+    The worst slab along random directions v is searched on one half of the points, and its coverage is measured on the other, so that it is
+    not low merely because it was selected. Directions ignore the scales of the features: standardise X.
 
     Parameters
     ----------
@@ -138,7 +135,7 @@ def worst_slice_coverage(
     y : array (m,)
         True labels.
     delta : float, default=0.1
-        Least share of the points that a slab must hold.
+        Smallest share of the points that a slab must hold.
     n_directions : int, default=1000
     classes : array (C,), optional
         The label of each column.
@@ -148,12 +145,12 @@ def worst_slice_coverage(
     Returns
     -------
     Slab
-        Its coverage is NaN where no point of the other half lies in it.
+        Its coverage is NaN if no point of the other half lies in it.
 
     Examples
     --------
     >>> X = np.random.default_rng(0).uniform(-1, 1, size=(2000, 2))
-    >>> sets = np.stack([X[:, 0] < 0.5, X[:, 0] > 0.5], axis=1)  # misses the label 0 on the right
+    >>> sets = np.stack([X[:, 0] < 0.5, X[:, 0] > 0.5], axis=1)  # misses label 0 on the right
     >>> slab = worst_slice_coverage(X, sets, np.zeros(2000, dtype=int))
     >>> print(slab.coverage)
     0.000 ± 0.000
@@ -173,30 +170,36 @@ def worst_slice_coverage(
     one, other = np.array_split(rng.permutation(m), 2)
     directions = rng.normal(size=(n_directions, X.shape[1]))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    k, lo, hi = _worst_slab(directions, X[one], hit[one], int(np.ceil(delta * len(one))))
+    k, lo, hi = worst_slab(directions, X[one], hit[one], int(np.ceil(delta * len(one))))
     z = X[other] @ directions[k]
-    slack = 2 * np.finfo(np.float64).eps * X.shape[1] * np.abs(X).max()  # equal objects may miss the ends by rounding
+    # Objects equal to those at the ends may miss them by rounding.
+    slack = 2 * np.finfo(np.float64).eps * X.shape[1] * np.abs(X).max()
     inside = hit[other][(lo - slack <= z) & (z <= hi + slack)]
     found = mean(inside) if len(inside) else Estimate(float("nan"), float("nan"))
     return Slab(found, len(inside), directions[k], lo, hi)
 
 
-def _worst_slab(directions: FloatArray, X: FloatArray, hit: BoolArray, least: int) -> tuple[int, float, float]:
+def worst_slab(
+    directions: FloatArray, X: FloatArray, hit: BoolArray, least: int, block: int = 2_000_000
+) -> tuple[int, float, float]:
     """Direction (its number), lo and hi of the slab of at least `least` points of X (n, d) whose mean of hit (n,) is smallest.
 
-    Dinkelbach's method, in whole numbers: a slab has a mean below a/b where its sum of b·hit − a is negative, and prefix sums find the
-    smallest such sum over all slabs in one pass. That slab's mean is the next a/b, until no sum is negative.
+    Dinkelbach's method, in whole numbers: a slab has a mean below a/b if its sum of b·hit − a is negative, and prefix sums find the
+    smallest such sum over all slabs in one pass. That slab's mean is the next a/b, until no sum is negative. At most `block`
+    projections are held in memory.
     """
+    # The search starts from the slab of all points.
     n, a = len(hit), int(hit.sum())
-    b, best = n, (0, -np.inf, np.inf)  # to begin with, the slab of everything
+    b, best = n, (0, -np.inf, np.inf)
     never = np.iinfo(np.int64).min // 4
-    rows = max(1, BLOCK // n)
+    rows = max(1, block // n)
     for start in range(0, len(directions), rows):
         z = directions[start : start + rows] @ X.T
         order = z.argsort(axis=1)
         z = np.take_along_axis(z, order, axis=1)
-        hits = np.pad(hit[order].cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))  # among the first 0, ..., n
-        edge = np.pad(z[:, 1:] > z[:, :-1], ((0, 0), (1, 1)), constant_values=True)  # equal points are not parted
+        # Hits among the first 0, ..., n points; and whether a slab may begin or end there, as equal points are not separated.
+        hits = np.pad(hit[order].cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
+        edge = np.pad(z[:, 1:] > z[:, :-1], ((0, 0), (1, 1)), constant_values=True)
         while True:
             total = b * hits - a * np.arange(n + 1)
             left = np.where(edge, total, never)
@@ -212,10 +215,11 @@ def _worst_slab(directions: FloatArray, X: FloatArray, hit: BoolArray, least: in
     return best
 
 
-def _check_bins(bins: Sequence[int], n_classes: int) -> list[int]:
+def check_bins(bins: Sequence[int], n_classes: int) -> list[int]:
+    """Check the smallest size of each bin."""
     edges = np.asarray(bins)
-    good = edges.ndim == 1 and edges.size and np.issubdtype(edges.dtype, np.integer)
-    if not good or edges[0] != 0 or (np.diff(edges) <= 0).any() or edges[-1] > n_classes:
+    whole = edges.ndim == 1 and edges.size and np.issubdtype(edges.dtype, np.integer)
+    if not whole or edges[0] != 0 or (np.diff(edges) <= 0).any() or edges[-1] > n_classes:
         raise ValueError(
             f"bins must be whole numbers that increase from 0 to at most {n_classes}, the smallest size of each bin, got {bins!r}; "
             "for example (0, 2, 5)."

@@ -1,11 +1,11 @@
-"""Criteria of efficiency: how small the sets of p-values are, at a level or over all of them; small is good."""
+"""Criteria of efficiency: how small the sets are, at one level or over all levels; small is good."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.metrics.base import Curve, Estimate, check_level, encode, mean
+from fullconformal.metrics.estimates import Curve, Estimate, check_level, encode, mean
 from fullconformal.metrics.marginal import coverage, empty_rate, error_rate, mean_size, singleton_rate
 from fullconformal.sets import check_p, members, prediction_sets
 
@@ -13,7 +13,7 @@ from fullconformal.sets import check_p, members, prediction_sets
 def size_curve(p: npt.ArrayLike, epsilons: npt.ArrayLike) -> Curve:
     """Mean set size at each significance ε = 1 - confidence_level, for ``p`` (m, C) and ``epsilons`` (L,).
 
-    Of ``p`` only this is used: that a label is in the set for ε < p. Where a method has no p-values, give ``predict_epsilon(X)``.
+    A label is in the set for ε < p. For a method without p-values, give ``predict_epsilon(X)``.
 
     Examples
     --------
@@ -34,8 +34,8 @@ def size_curve(p: npt.ArrayLike, epsilons: npt.ArrayLike) -> Curve:
 def size_auc(p: npt.ArrayLike, lo: float = 0.0, hi: float = 0.2) -> Estimate:
     """Area under the curve of mean set size against ε in [lo, hi], exactly; small is good.
 
-    A label is in the set for ε < p, so it adds the length of [lo, min(p, hi)]. Not divided by hi - lo. Where a method has no
-    p-values, give ``predict_epsilon(X)``.
+    A label is in the set for ε < p, so it adds the length of [lo, min(p, hi)]. Not divided by hi - lo. For a method
+    without p-values, give ``predict_epsilon(X)``.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def observed_fuzziness(p: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLik
 def summary(
     p: npt.ArrayLike, y: npt.ArrayLike, confidence_level: float = 0.9, classes: npt.ArrayLike | None = None
 ) -> dict[str, Estimate]:
-    """Every single-number metric of p-values (m, C), by name; those of sets at one level.
+    """Every single-number metric of p-values (m, C), by name; metrics of sets are computed at one level.
 
     Examples
     --------
@@ -109,17 +109,17 @@ def vovk_criteria(
 ) -> dict[str, Estimate]:
     """The ten criteria of efficiency of Vovk, Fedorova, Nouretdinov and Gammerman (2016), by their letters; small is good.
 
-    Each is a mean over the points. Five do not look at a level:
+    Each is a mean over the points. Five do not depend on a level:
 
     - ``S``: sum of the p-values; ``U``: the second largest p-value (unconfidence); ``F``: sum of all but the largest (`fuzziness`);
     - ``OU``: largest p-value of a false label; ``OF``: sum of the p-values of the false labels (`observed_fuzziness`);
 
-    the others judge the sets at ``confidence_level``:
+    the others measure the sets at ``confidence_level``:
 
     - ``N``: number of labels (`mean_size`); ``M``: share of sets with more than one (multiple); ``E``: labels above one (excess);
     - ``OM``: share of sets with a false label; ``OE``: number of false labels.
 
-    Those with an O look at the true labels.
+    Those with an O use the true labels.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def vovk_criteria(
     sets = prediction_sets(p, check_level(confidence_level))
     true = encode(y, classes, p.shape)[0][:, None] == np.arange(p.shape[1])
     size, false_labels = sets.sum(axis=1), (sets & ~true).sum(axis=1)
-    # With one label only there is no second and no false one: p-values of labels that do not exist are 0.
+    # With a single label there is no second one and no false one: p-values of labels that do not exist are 0.
     second = np.sort(p, axis=1)[:, -2] if p.shape[1] > 1 else np.zeros(len(p))
     return {
         "S": mean(p.sum(axis=1)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
-from fullconformal.metrics.base import Estimate, check_sets, covered, mean
+from fullconformal.metrics.estimates import Estimate, check_sets, covered, mean
 
 
 def coverage(sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> Estimate:
@@ -63,7 +63,7 @@ def singleton_rate(sets: npt.ArrayLike) -> Estimate:
 
 
 def nestedness_violations(sets: npt.ArrayLike) -> Estimate:
-    """Labels an object that leave its set as the confidence level rises; 0 where sets are nested.
+    """Mean number of labels that leave an object's set as the confidence level rises; 0 if the sets are nested.
 
     Parameters
     ----------

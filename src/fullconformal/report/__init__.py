@@ -1,1 +1,1 @@
-"""What is shown: plots and the demonstration."""
+"""Figures, the comparison of methods, and the HTML report."""

@@ -1,4 +1,4 @@
-"""A comparison of methods: its numbers as records, as a table and as a figure."""
+"""The result of a comparison of methods: its numbers as records, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import numpy.typing as npt
 from fullconformal import metrics
 from fullconformal.metrics import Estimate, Welch
 
-ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}  # whether they need the true labels
-SAME_LEVEL = 1e-9  # two levels closer than this are one
+# Metrics of p-values, and whether they need the true labels.
+ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}
+# Levels closer than this are equal.
+SAME_LEVEL = 1e-9
 NOT_MEASURED = float("nan")
 
 
 class Record(NamedTuple):
-    """One number: ``level`` is NaN where the metric looks at none, ``se`` where the number is no mean."""
+    """One number: ``level`` is NaN if the metric does not depend on one, ``se`` if the number is not a mean."""
 
     method: str
     level: float
@@ -30,7 +32,7 @@ class Record(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Columns of the table that stay together: a title above, then heads and the cell of each method under them."""
+    """Columns of the table that stay together: their title, and by heading the cell of each method."""
 
     title: str
     columns: dict[str, dict[str, Any]]
@@ -38,7 +40,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
-    """Methods measured on the same objects; prints as a table. `fullconformal.compare` makes it.
+    """Methods measured on the same objects; prints as a table. Returned by `fullconformal.compare`.
 
     Attributes
     ----------
@@ -54,11 +56,11 @@ class Comparison:
         Tuples (method, level, metric, value, se). Metrics have the names of the functions in `fullconformal.metrics`; the coverage of
         a class is ``class_coverage[label]``; ``fit_seconds`` and ``predict_seconds`` are wall-clock times.
     p : dict of arrays (m, C)
-        By method, its p-values; where it has none, the largest ε at which each label is in the set.
+        By method, its p-values or, if it has none, the largest ε at which each label is in the set.
     sets : dict of bool arrays (m, C, L)
         By method, its sets at the levels.
     errors : dict of Exception
-        By method, what stopped those that failed.
+        By method, the error of those that failed.
 
     Examples
     --------
@@ -84,8 +86,6 @@ class Comparison:
     sets: dict[str, npt.NDArray[np.bool_]]
     errors: dict[str, Exception]
 
-    # Numbers ----------------------------------------------------------------------------------------------------------
-
     def estimate(self, method: str, metric: str, level: float | None = None) -> Estimate:
         """One number with its standard error.
 
@@ -94,13 +94,13 @@ class Comparison:
         method, metric : str
             As in ``records``.
         level : float, optional
-            Where the metric looks at one.
+            The confidence level, if the metric depends on one.
         """
         of_method = [record for record in self.records if record.method == method]
         if not of_method:
             known = [name for name in self.methods if name not in self.errors]
             why = f" failed: {self.errors[method]}" if method in self.errors else " is unknown"
-            raise ValueError(f"method={method!r}{why}; there are numbers of: {', '.join(map(repr, known))}.")
+            raise ValueError(f"method={method!r}{why}; there are results for: {', '.join(map(repr, known))}.")
         for record in of_method:
             same = np.isnan(record.level) if level is None else abs(record.level - level) < SAME_LEVEL
             if record.metric == metric and same:
@@ -125,10 +125,12 @@ class Comparison:
         if metric not in (*ON_P, "mean_size"):
             raise ValueError(f"metric={metric!r} is unknown; allowed: {', '.join(map(repr, (*ON_P, 'mean_size')))}.")
         for method in (a, b):
-            self.estimate(method, metric, level)  # raises where there is no such number
+            # Raises if there is no such number.
+            self.estimate(method, metric, level)
         return metrics.welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
 
     def _per_object(self, method: str, metric: str, level: float | None) -> npt.NDArray[np.float64]:
+        """The metric (m,) of each object alone."""
         if level is not None:
             at = int(np.abs(self.levels - level).argmin())
             return metrics.per_object(metrics.mean_size, self.sets[method][:, :, at])
@@ -142,14 +144,12 @@ class Comparison:
 
         return pandas.DataFrame(self.records, columns=list(Record._fields))
 
-    # Shown ------------------------------------------------------------------------------------------------------------
-
     def plot(self, ax: Any = None) -> Any:
-        """Mean set size of each method against ε; dotted lines at the levels. Returns the axes."""
+        """Plot the mean set size of each method against ε, with dotted lines at the levels, and return the axes."""
         from fullconformal.report.plots import plot_size_curve
 
         if not self.p:
-            raise ValueError("every method failed, so there is nothing to plot; see comparison.errors.")
+            raise ValueError("every method failed and there is nothing to plot; see comparison.errors.")
         top = max(0.2, 1.1 * (1 - self.levels.min()))
         return plot_size_curve(self.p, epsilons=np.linspace(0, min(top, 1), 201), levels=self.levels, ax=ax)
 
@@ -166,12 +166,17 @@ class Comparison:
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Tables of as many groups of columns as the width allows, then notes."""
+        from rich.measure import Measurement
         from rich.text import Text
 
+        wide = options.update(max_width=10_000)
         for groups in ([self._level_group(level) for level in self.levels], self._overall_groups()):
             while groups:
                 count = len(groups)
-                while count > 1 and _width(console, options, self._table(groups[:count])) > options.max_width:
+                while (
+                    count > 1
+                    and Measurement.get(console, wide, self._table(groups[:count])).maximum > options.max_width
+                ):
                     count -= 1
                 yield self._table(groups[:count])
                 yield ""
@@ -180,11 +185,12 @@ class Comparison:
             yield Text(f"{method} failed: {type(error).__name__}: {error}", style="red")
         yield Text(
             f"{len(self.y)} objects, {len(self.classes)} labels; ± one standard error. * the smallest sets among the methods whose "
-            "coverage is not more than two standard errors below the level. Size AUC: area under set size against ε in [0, 0.2].",
+            "coverage is at most two standard errors below the level. Size AUC: area under set size against ε in [0, 0.2].",
             style="dim",
         )
 
     def _table(self, groups: list[Group]) -> Any:
+        """Groups of columns as a table, one row per method."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -201,41 +207,38 @@ class Comparison:
         return table
 
     def _level_group(self, level: float) -> Group:
-        """Coverage and size at a level, the best size marked."""
-        coverage = self._estimates("coverage", level)
-        size = self._estimates("mean_size", level)
-        best = self._best(coverage, size, level)
-        return Group(
-            f"{100 * level:g} %",
-            {
-                "coverage": {name: str(found) for name, found in coverage.items()},
-                "size": {name: _marked(str(found), name in best) for name, found in size.items()},
-            },
-        )
+        """Coverage and size at a level; marked is the smallest size among methods with enough coverage."""
+        from rich.text import Text
 
-    def _best(self, coverage: dict[str, Estimate], size: dict[str, Estimate], level: float) -> list[str]:
-        """The methods with the smallest sets, of those whose coverage is not below the level by more than two standard errors."""
-        good = [k for k, found in coverage.items() if found.value >= level - SAME_LEVEL - 2 * np.nan_to_num(found.se)]
-        smallest = min((size[name].value for name in good), default=NOT_MEASURED)
-        return [name for name in good if size[name].value == smallest]
+        coverage, size = self._estimates("coverage", level), self._estimates("mean_size", level)
+        valid = [k for k, found in coverage.items() if found.value >= level - SAME_LEVEL - 2 * np.nan_to_num(found.se)]
+        smallest = min((size[name].value for name in valid), default=NOT_MEASURED)
+        best = [name for name in valid if size[name].value == smallest]
+        sizes = {k: Text(f"{v}*", style="bold green") if k in best else Text(f"{v} ") for k, v in size.items()}
+        return Group(f"{100 * level:g} %", {"coverage": {k: str(v) for k, v in coverage.items()}, "size": sizes})
 
     def _overall_groups(self) -> list[Group]:
-        """What does not look at a level; and the gap between classes at one of the levels."""
+        """Metrics that do not depend on a level, and the gap between classes at the middle one."""
         level = float(self.levels[len(self.levels) // 2])
-        gap = self._estimates("class_coverage_gap", level)
-        seconds = {name: self._estimates(f"{name}_seconds") for name in ("fit", "predict")}
         heads = {"size_auc": "size AUC", "fuzziness": "fuzziness", "observed_fuzziness": "obs. fuzziness"}
+        groups = [
+            Group("", {head: {k: str(v) for k, v in self._estimates(metric).items()}}) for metric, head in heads.items()
+        ]
+        gap = {k: str(v) for k, v in self._estimates("class_coverage_gap", level).items()}
+        leaving = {k: str(v) if v.value else "0" for k, v in self._estimates("nestedness_violations").items()}
+        seconds = {
+            head: {k: _seconds(v.value) for k, v in self._estimates(f"{head}_seconds").items()}
+            for head in ("fit", "predict")
+        }
         return [
-            *(
-                Group("", {head: {name: str(found) for name, found in self._estimates(metric).items()}})
-                for metric, head in heads.items()
-            ),
-            Group(f"{100 * level:g} %", {"class gap": {name: str(found) for name, found in gap.items()}}),
-            Group("", {"not nested": {k: _or_zero(v) for k, v in self._estimates("nestedness_violations").items()}}),
-            Group("", {head: {k: _seconds(v.value) for k, v in cells.items()} for head, cells in seconds.items()}),
+            *groups,
+            Group(f"{100 * level:g} %", {"class gap": gap}),
+            Group("", {"not nested": leaving}),
+            Group("", seconds),
         ]
 
     def _estimates(self, metric: str, level: float | None = None) -> dict[str, Estimate]:
+        """One number of each method that did not fail."""
         return {name: self.estimate(name, metric, level) for name in self.methods if name not in self.errors}
 
 
@@ -263,22 +266,6 @@ def measure(
     return [*records, *(Record(method, NOT_MEASURED, name, *estimate) for name, estimate in overall.items())]
 
 
-def _marked(text: str, best: bool) -> Any:
-    from rich.text import Text
-
-    return Text(f"{text}*", style="bold green") if best else Text(f"{text} ")
-
-
-def _width(console: Any, options: Any, table: Any) -> int:
-    """Characters that a table would take if it had room."""
-    from rich.measure import Measurement
-
-    return Measurement.get(console, options.update(max_width=10_000), table).maximum
-
-
 def _seconds(time: float) -> str:
+    """A time in seconds or milliseconds."""
     return f"{time:.3g} s" if time >= 0.1 else f"{1e3 * time:.3g} ms"
-
-
-def _or_zero(estimate: Estimate) -> str:
-    return "0" if estimate.value == 0 else str(estimate)

@@ -1,4 +1,4 @@
-"""Figures. Each function takes an axes (or makes one) and returns it."""
+"""Figures. Each function draws on the given axes, or on new ones, and returns them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from fullconformal import metrics
 from fullconformal.sets import check_levels, members, prediction_sets
 
 BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
-COLOURS = (BLUE, ORANGE, GREEN, GREY, "#7d2fd6", "#1b2750")  # told apart by colour-blind eyes too
+# Distinguishable with red-green colour blindness too.
+COLOURS = (BLUE, ORANGE, GREEN, GREY, "#7d2fd6", "#1b2750")
 STYLES = ("-", "--", "-.")
 
-ByMethod = Mapping[str, npt.ArrayLike]  # p-values (m, C) by the name of the method
+# p-values (m, C) by the name of the method.
+ByMethod = Mapping[str, npt.ArrayLike]
 Labels = npt.ArrayLike | None
 
 
@@ -25,7 +27,7 @@ def plot_size_curve(
 ) -> Any:
     """Mean set size against the significance level ε, with a band of one standard error; ``p`` maps a name to p-values (m, C).
 
-    Confidence levels that are to be marked are given as ``levels``.
+    The confidence levels ``levels`` are marked.
 
     Examples
     --------
@@ -36,7 +38,7 @@ def plot_size_curve(
     """
     ax = _axes(ax)
     grid = np.linspace(0, 0.2, 201) if epsilons is None else np.asarray(epsilons, dtype=np.float64)
-    for (name, values), (colour, style) in zip(p.items(), _looks(), strict=False):
+    for (name, values), (colour, style) in zip(p.items(), _line_styles(), strict=False):
         curve = metrics.size_curve(values, grid)
         ax.plot(grid, curve.value, color=colour, label=name, lw=1.8, ls=style)
         ax.fill_between(grid, curve.value - curve.se, curve.value + curve.se, color=colour, alpha=0.15, lw=0)
@@ -66,8 +68,8 @@ def plot_calibration(
     """
     ax = _axes(ax)
     grid = np.linspace(0.5, 0.999, 200) if levels is None else check_levels(levels)
-    ax.plot([grid.min(), 1], [grid.min(), 1], color=GREY, lw=1, ls=":", label="as asked")
-    for (name, values), (colour, style) in zip(p.items(), _looks(), strict=False):
+    ax.plot([grid.min(), 1], [grid.min(), 1], color=GREY, lw=1, ls=":", label="confidence level")
+    for (name, values), (colour, style) in zip(p.items(), _line_styles(), strict=False):
         counts = [_covered(values, y, classes, level) for level in grid]
         ax.plot(grid, [covered / of for covered, of in counts], color=colour, label=name, lw=1.8, ls=style)
         low, high = np.transpose([wilson(covered, of) for covered, of in counts])
@@ -98,19 +100,21 @@ def plot_class_coverage(
     ax.barh(
         range(len(share)), share, xerr=np.abs([share - low, high - share]), color=BLUE, alpha=0.75, error_kw=whiskers
     )
-    room = 72 * ax.bbox.height / ax.get_figure(root=True).dpi / len(share)  # points a label has
+    # The height of a label in points.
+    room = 72 * ax.bbox.height / ax.get_figure(root=True).dpi / len(share)
     ax.set_yticks(range(len(share)), [str(label) for label in by_class], fontsize=min(10, 0.8 * room))
     ax.axvline(level, color=ORANGE, lw=1.2, ls="--")
     ax.set(xlabel=f"coverage at {100 * level:.6g}% confidence", xlim=(0, 1))
     _in_percent(ax.xaxis)
-    ax.set_ylim(len(share) - 0.4, -0.6)  # the first label on top
+    # The first label is on top.
+    ax.set_ylim(len(share) - 0.4, -0.6)
     return ax
 
 
 def plot_comparison(
     p: ByMethod, y: npt.ArrayLike, *, classes: Labels = None, level: float = 0.9, ax: Any = None
 ) -> Any:
-    """Methods by mean set size and coverage at one level, with a standard error each way; up and to the left is better.
+    """Methods by mean set size and coverage at one level, with their standard errors; up and to the left is better.
 
     Examples
     --------
@@ -121,16 +125,16 @@ def plot_comparison(
     'mean set size'
     """
     ax = _axes(ax)
-    for (name, values), (colour, _) in zip(p.items(), _looks(), strict=False):
-        told = metrics.summary(values, y, level, classes)
-        size, coverage = told["mean_size"], told["coverage"]
+    for (name, values), (colour, _) in zip(p.items(), _line_styles(), strict=False):
+        found = metrics.summary(values, y, level, classes)
+        size, coverage = found["mean_size"], found["coverage"]
         ax.errorbar(size.value, coverage.value, xerr=size.se, yerr=coverage.se, color=colour, fmt="o", ms=6, capsize=3)
         ax.annotate(
             name, (size.value, coverage.value), (7, 6), textcoords="offset points", color=colour, fontweight="bold"
         )
     ax.axhline(level, color=GREY, lw=1, ls=":")
     where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    ax.annotate("asked for", (1, level), (-2, -12), ha="right", color=GREY, **where)
+    ax.annotate("confidence level", (1, level), (-2, -12), ha="right", color=GREY, **where)
     ax.set(xlabel="mean set size", ylabel=f"coverage at {100 * level:.6g}% confidence")
     ax.margins(0.25)
     _in_percent(ax.yaxis)
@@ -140,7 +144,7 @@ def plot_comparison(
 def plot_p_values(
     p: npt.ArrayLike, classes: npt.ArrayLike, *, level: float = 0.9, truth: Any = None, ax: Any = None
 ) -> Any:
-    """p-values (C,) of one object as bars; those in the set at the level are filled, the true label is marked.
+    """p-values (C,) of one object as bars; labels in the set at the level are filled, the true label is bold.
 
     Examples
     --------
@@ -150,7 +154,7 @@ def plot_p_values(
     ax = _axes(ax)
     values, names = np.asarray(p, dtype=np.float64), [str(c) for c in np.asarray(classes)]
     inside = members(values, 1 - level)
-    ax.barh(names, values, color=[BLUE if inn else "0.82" for inn in inside], height=0.72)
+    ax.barh(names, values, color=[BLUE if member else "0.82" for member in inside], height=0.72)
     ax.axvline(1 - level, color=ORANGE, lw=1, ls="--")
     for label in ax.get_yticklabels():
         if truth is not None and label.get_text() == str(truth):
@@ -162,15 +166,15 @@ def plot_p_values(
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share; unlike a standard error it is honest where all or none succeed."""
+    """Wilson's 95 % interval of a share; unlike a standard error it is not zero if all or none succeed."""
     z, share = 1.959963984540054**2 / trials, successes / trials
     middle = (share + z / 2) / (1 + z)
     half = np.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
     return (0.0 if successes == 0 else float(middle - half)), (1.0 if successes == trials else float(middle + half))
 
 
-def _looks() -> Iterator[tuple[str, str]]:
-    """Colours and styles of lines, as many as are wanted: every colour solid, then dashed, then dash-dotted."""
+def _line_styles() -> Iterator[tuple[str, str]]:
+    """Colours and styles of lines, without end: every colour solid, then dashed, then dash-dotted."""
     return cycle((colour, style) for style in STYLES for colour in COLOURS)
 
 
@@ -181,6 +185,7 @@ def _covered(p: npt.ArrayLike, y: npt.ArrayLike, classes: Labels, level: float) 
 
 
 def _in_percent(*axes: Any) -> None:
+    """Show the ticks of axes in per cent."""
     from matplotlib.ticker import PercentFormatter
 
     for axis in axes:
@@ -188,7 +193,7 @@ def _in_percent(*axes: Any) -> None:
 
 
 def _axes(ax: Any, height: float = 4.0) -> Any:
-    """The axes given, or new ones; a frame on two sides is enough."""
+    """The given axes, or new ones, with a frame on two sides."""
     if ax is None:
         from matplotlib.figure import Figure
 

@@ -4,8 +4,10 @@
   const { levels, classes, truth, methods } = data;
   const m = truth.length, C = classes.length, L = levels.length;
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const entry = data.entry.map(bytes); // by method, (m, C): the first position of the slider at which a label is in the set
-  const p = new Float32Array(bytes(data.p).buffer); // (shown, C), of the first method
+  // By method, (m, C): the first position of the slider at which a label is in the set.
+  const entry = data.entry.map(bytes);
+  // (shown, C), of the first method.
+  const p = new Float32Array(bytes(data.p).buffer);
   const shown = data.shown || truth.map((_, i) => i);
   const PAGE = 12, BARS = 5, MANY_CLASSES = 20, Z = 1.959963984540054;
   const state = { at: data.start, filter: "all", truth: "", order: "size", page: 0, allClasses: false };
@@ -16,7 +18,7 @@
   const all = (selector) => document.querySelectorAll(selector);
   const percent = (x, digits = 1) => (Number.isFinite(x) ? `${(100 * x).toFixed(digits)}\u00a0%` : "–");
   const number = (x) => (Number.isFinite(x) ? x.toFixed(3) : "–");
-  // Six colours by three styles of line; the styles change from line to line, for eyes that see fewer colours.
+  // Six colours by three styles of line; the style changes from line to line, for people with colour blindness.
   const look = (k) => `line-${k % 6} dash-${(k + Math.floor(k / 6)) % 3}`;
   const grouped = (x) => x.toLocaleString("en");
   const wholePercent = (x) => `${Number((100 * x).toPrecision(4))} %`;
@@ -24,7 +26,7 @@
   const epsilon = (at) => Number((1 - levels[at]).toPrecision(6));
   const small = (x) => (x >= 0.01 ? x.toFixed(3) : x > 0 ? String(Number(x.toPrecision(2))) : "0");
 
-  // Text is only ever set as text: whatever a label holds, it is shown, not run.
+  // Text is always set as text: whatever a label holds is shown, never run.
   function make(tag, attributes = {}, ...children) {
     const svg = ["svg", "g", "path", "line", "circle", "text", "rect", "title"].includes(tag) && attributes.svg !== false;
     const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -48,7 +50,8 @@
       out.covered[entries[i * C + truth[i]]] += 1;
       for (let s = 0; s < C; s++) {
         out.size[row[s]] += 1;
-        out.squares[row[s]] += 2 * s + 1; // (s + 1)² − s²
+        // (s + 1)² − s²
+        out.squares[row[s]] += 2 * s + 1;
       }
       out.empty[row[0]] -= 1;
       out.one[row[0]] += 1;
@@ -107,7 +110,7 @@
     all("[data-brief]").forEach((element) => write(element, element.dataset.brief, now));
     const level = levels[state.at];
     const verdict = high < level ? "Too low: more misses than chance explains."
-      : low > level ? "Above what was asked, by more than chance." : "As asked, up to chance.";
+      : low > level ? "Above the level, by more than chance." : "At the level, up to chance.";
     all("[data-verdict]").forEach((element) => {
       element.textContent = verdict;
       element.classList.toggle("bad", high < level);
@@ -141,7 +144,7 @@
     return points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   }
 
-  // One chart of curves against the level. `of` gives value, low and high at a position; `x` and `y` say how things are scaled.
+  // One chart of curves against the level. `of` gives value, low and high at a position; `x` and `y` are the scales.
   function chart(place, { label, x, y, of, bands, diagonal, described }) {
     const width = Math.max(260, place.clientWidth), height = Math.round(Math.min(340, Math.max(240, width * 0.62)));
     const box = { left: 62, right: width - 14, top: 12, bottom: height - 44 };
@@ -158,13 +161,13 @@
       svg.append(make("text", { class: "tick", x: X(v), y: box.bottom + 18, "text-anchor": anchor }, wholePercent(v)));
     }
     svg.append(make("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
-    svg.append(make("text", { class: "label", x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, "confidence asked for"));
+    svg.append(make("text", { class: "label", x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, "confidence level"));
     svg.append(make("text", { class: "label", transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, label));
     const clamp = (v) => Math.min(box.bottom, Math.max(box.top, v));
     if (diagonal) {
       const first = levels[0];
       svg.append(make("line", { class: "diagonal", x1: X(first), y1: Y(first), x2: X(1), y2: Y(1) }));
-      svg.append(make("text", { class: "note", x: box.left + 10, y: box.top + 24 }, "dotted: exactly as asked"));
+      svg.append(make("text", { class: "note", x: box.left + 10, y: box.top + 24 }, "dotted: as promised"));
     }
     for (let k = methods.length - 1; k >= 0; k--) {
       if (k === 0 || bands) {
@@ -205,13 +208,13 @@
     const nineTicks = $("chart-size").clientWidth > 450 ? [0.5, 0.8, 0.9, 0.95, 0.99, 0.999] : [0.5, 0.9, 0.99, 0.999];
     moveMarkers = [
       chart($("chart-coverage"), {
-        label: "coverage", diagonal: true, bands: false, described: "Coverage against the confidence asked for; the values at the chosen level are in the numbers above.",
+        label: "coverage", diagonal: true, bands: false, described: "Coverage against the confidence level; the values at the chosen level are in the numbers above.",
         x: { scale: (v) => (v - levels[0]) / (1 - levels[0]), ticks: tens(levels[0]) },
         y: { scale: (v) => (v - floor) / (1 - floor), ticks: tens(floor), text: wholePercent },
         of: (k, at) => ({ value: curves[k][at].coverage.value, low: curves[k][at].interval[0], high: curves[k][at].interval[1] }),
       }),
       chart($("chart-size"), {
-        label: "mean set size", bands: true, described: "Mean set size against the confidence asked for; the values at the chosen level are in the numbers above.",
+        label: "mean set size", bands: true, described: "Mean set size against the confidence level; the values at the chosen level are in the numbers above.",
         x: { scale: nines, ticks: nineTicks.filter((v) => v >= levels[0] && v <= levels[L - 1]) },
         y: { scale: (v) => (Math.log(Math.max(v, least)) - ends[0]) / (ends[1] - ends[0]), ticks: sizes, text: String },
         of: (k, at) => {
@@ -251,7 +254,8 @@
 
   const smallest = p.reduce((least, x) => (x > 0 && x < least ? x : least), 1 - levels[L - 1]);
   const foot = Math.log(Math.max(smallest, 1e-6) / 1.6);
-  const along = (x) => (x > 0 ? Math.max(0, 1 - Math.log(x) / foot) : 0); // 0 at the smallest p-value, 1 at one
+  // 0 at the smallest p-value, 1 at p = 1.
+  const along = (x) => (x > 0 ? Math.max(0, 1 - Math.log(x) / foot) : 0);
 
   const inSet = (i, k) => entry[0][i * C + k] <= state.at;
   const FILTERS = {
@@ -281,9 +285,11 @@
   }
 
   const longest = (names) => Math.max(0, ...names.map((name) => name.length));
-  const beside = data.sheet && longest(classes) <= 10; // the bars stand beside the picture where labels leave them room
+  // The bars are beside the picture if the labels are short enough.
+  const beside = data.sheet && longest(classes) <= 10;
   const CHIPS = longest(classes) <= 10 ? 12 : 6;
-  const features = data.rows && longest(data.rows.names) > 12 ? 6 : 8; // long names get a line each
+  // Long names get a line each.
+  const features = data.rows && longest(data.rows.names) > 12 ? 6 : 8;
   const chip = (k, i) => make("span", { class: k === truth[i] ? "chip true" : "chip" }, classes[k]);
 
   function setOf({ i, j, size }) {
@@ -349,9 +355,9 @@
     const pages = Math.max(1, Math.ceil(list.length / PAGE));
     state.page = Math.min(state.page, pages - 1);
     const cards = list.slice(state.page * PAGE, (state.page + 1) * PAGE).map(cardOf);
-    $("cards").replaceChildren(...(cards.length ? cards : [make("li", { class: "none" }, "No object is like this at this level.")]));
+    $("cards").replaceChildren(...(cards.length ? cards : [make("li", { class: "none" }, "There are no such objects at this level.")]));
     $("page").textContent = `Page ${state.page + 1} of ${pages}`;
-    // Disabled buttons lose the keyboard's focus, so they only say that they are.
+    // A disabled button would lose the keyboard focus, so it is only marked as disabled.
     $("previous").setAttribute("aria-disabled", state.page === 0);
     $("next").setAttribute("aria-disabled", state.page === pages - 1);
   }

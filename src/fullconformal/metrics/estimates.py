@@ -1,19 +1,21 @@
-"""What the metrics share: an estimate with its standard error, and checks of what users give."""
+"""Estimates with their standard errors, a test for their differences, and checks of what metrics are given."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 
 class Estimate(NamedTuple):
-    """A mean and its standard error (NaN where there is one point only).
+    """A mean and its standard error (NaN for a single point).
 
     Examples
     --------
@@ -44,7 +46,7 @@ class Curve(NamedTuple):
 def per_object(
     metric: Callable[..., Estimate], values: npt.ArrayLike, y: npt.ArrayLike | None = None, **options: Any
 ) -> FloatArray:
-    """The numbers (m,) whose mean a metric is: the metric of each object alone.
+    """The metric of each object alone (m,), whose mean is the metric.
 
     Parameters
     ----------
@@ -53,9 +55,9 @@ def per_object(
     values : array (m, C)
         p-values or sets, whichever the metric takes.
     y : array (m,), optional
-        True labels, where the metric needs them.
+        True labels, if the metric needs them.
     **options
-        Passed on to the metric.
+        Passed to the metric.
 
     Examples
     --------
@@ -70,6 +72,53 @@ def per_object(
     if y.shape != values.shape[:1]:
         raise ValueError(f"y must hold one label for each of the {len(values)} points, got shape {y.shape}.")
     return np.array([metric(row[None], y[i : i + 1], **options).value for i, row in enumerate(values)])
+
+
+class Welch(NamedTuple):
+    """A one-sided Welch test: the ``statistic``, its ``pvalue``, and the degrees of freedom ``df``.
+
+    Examples
+    --------
+    >>> print(Welch(-2.5, 0.0071, 98.7))
+    t = -2.50, p = 0.0071 (98.7 degrees of freedom)
+    """
+
+    statistic: float
+    pvalue: float
+    df: float
+
+    def __str__(self) -> str:
+        return f"t = {self.statistic:.2f}, p = {self.pvalue:.2g} ({self.df:.1f} degrees of freedom)"
+
+
+def welch(values_a: npt.ArrayLike, values_b: npt.ArrayLike) -> Welch:
+    """Test whether the mean of a is smaller than the mean of b; a small p-value says it is.
+
+    Welch's t-test, which does not assume equal variances. It assumes that the two samples are independent: if both were measured on the
+    same objects and are positively correlated, the p-value is too large.
+
+    Parameters
+    ----------
+    values_a, values_b : array (m,)
+        One number per object, such as ``per_object(size_auc, p)``.
+
+    Examples
+    --------
+    >>> print(welch([1.0, 2.0, 1.5, 1.0], [3.0, 2.5, 4.0, 3.5]))
+    t = -4.67, p = 0.0021 (5.5 degrees of freedom)
+    """
+    samples = [np.asarray(values, dtype=np.float64) for values in (values_a, values_b)]
+    for name, sample in zip(("values_a", "values_b"), samples, strict=True):
+        if sample.ndim != 1 or len(sample) < 2 or not np.isfinite(sample).all():
+            raise ValueError(f"{name} must hold at least two finite numbers, shape (m,), got shape {sample.shape}.")
+    # Sums that differ by less than this relative rounding error are equal.
+    if not any(np.ptp(sample) > 1e-12 * np.abs(sample).max() for sample in samples):
+        raise ValueError("values_a and values_b do not vary, so there is nothing to test: compare the two numbers.")
+    with warnings.catch_warnings():
+        # One of the two may be constant.
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        result = stats.ttest_ind(*samples, equal_var=False, alternative="less")
+    return Welch(float(result.statistic), float(result.pvalue), float(result.df))
 
 
 def mean(values: npt.NDArray[Any]) -> Estimate:
@@ -99,7 +148,7 @@ def encode(
             f"classes must hold {n_classes} distinct labels, one for each column, got {labels}; pass clf.classes_."
         )
     if np.ma.is_masked(y):
-        raise ValueError("y is a masked array with labels masked; leave such points out of both y and the sets.")
+        raise ValueError("y is a masked array with masked labels; leave these points out of both y and the sets.")
     y = np.asarray(y)
     if y.shape != (m,):
         raise ValueError(f"y must hold one label for each of the {m} points, shape ({m},), got shape {y.shape}.")
@@ -108,13 +157,13 @@ def encode(
         more = f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""
         raise ValueError(
             f"y holds labels that are not among the classes: {unseen[:5]}{more}; the classes are {labels}. "
-            "Remove these points, or pass classes=clf.classes_ where the columns carry other labels."
+            "Remove these points, or pass classes=clf.classes_ if the columns have other labels."
         )
     return np.array([column[label] for label in y.tolist()], dtype=np.intp), labels
 
 
 def check_sets(sets: npt.ArrayLike, *, levels: bool = False) -> BoolArray:
-    """Sets (m, C), or (m, C, L) where levels are meant, or an error that says what is wrong with them."""
+    """Check sets (m, C), or (m, C, L) with `levels`."""
     sets = np.asarray(sets)
     if sets.dtype != np.bool_:
         raise ValueError(
@@ -125,7 +174,7 @@ def check_sets(sets: npt.ArrayLike, *, levels: bool = False) -> BoolArray:
             raise ValueError(f"sets must have shape (m, C, L), the last axis for L levels, got {sets.shape}.")
         several = "; for one of several levels pass sets[:, :, k]" if sets.ndim == 3 else ""
         raise ValueError(
-            f"sets must have shape (m, C), one row a point and one column a label, got {sets.shape}{several}."
+            f"sets must have shape (m, C), one row per point and one column per label, got {sets.shape}{several}."
         )
     if 0 in sets.shape:
         raise ValueError(f"sets is empty, shape {sets.shape}; pass at least one point and one label.")
@@ -133,7 +182,7 @@ def check_sets(sets: npt.ArrayLike, *, levels: bool = False) -> BoolArray:
 
 
 def check_level(confidence_level: Any) -> float:
-    """One confidence level in (0, 1), or an error."""
+    """Check one confidence level in (0, 1)."""
     if not np.isscalar(confidence_level) or isinstance(confidence_level, str) or not 0 < confidence_level < 1:  # type: ignore[operator]
         raise ValueError(
             f"confidence_level must be one number strictly between 0 and 1, got {confidence_level!r}; "
