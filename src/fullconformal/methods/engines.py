@@ -28,6 +28,7 @@ from fullconformal.influence.windows import windowed_counts
 from fullconformal.linear.span import Span
 from fullconformal.models.tensors import finite_rows, to_tensor
 from fullconformal.problem import Problem
+from fullconformal.runtime.progress import stage
 from fullconformal.runtime.threads import alone
 
 APPROXIMATIONS = {"direct": direct, "indirect": indirect, "newton": newton}
@@ -200,6 +201,7 @@ def keeps_solved(problem: Problem, factor: Factor, prune: bool | str) -> bool:
     return prune is not True and (dense or not factor.positive_definite)
 
 
+@stage("counts")
 def influence_counts(training: Training, X: Tensor, weight: Tensor | None, query: Query) -> Counts:
     """Counts for the candidates of every x in X (m, ...), pruned where that is cheaper."""
     prunable = query.approximation == "direct" and training.factor.positive_definite
