@@ -1,6 +1,6 @@
 """MNIST, MLP 32-100-50-20-10 (n = 60,000, p = 9,580), all 10,000 test points and labels on the CPU: time by stage, peak memory.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu.py            a budget of 4 GiB; about two minutes on two quiet cores
+    OMP_NUM_THREADS=2 python benchmarks/cpu.py            4 GiB; about four minutes on two quiet cores, half for the stages
     python benchmarks/cpu.py --budget 3 --mnist features.npz
 
 Features come from FULLCONFORMAL_DATA or from a file that `gpu.py --prepare` made; without either the data are synthetic.
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from problems import fitted, mnist, run, sets
+from problems import fitted, mnist, run, sets, stages
 
 LIMIT, AIM = 300, 180
 
@@ -49,24 +49,27 @@ def main() -> None:
     busy = time.process_time()
     out = run(data, net, options.budget, options.points, device="cpu")
     busy = time.process_time() - busy
-    total, allowed = out.seconds["fit"] + out.seconds["predict"], options.budget * 1024 + 300
+    highest, allowed = peak(), options.budget * 1024 + 300
+    # A run of their own: the profiler takes time and memory.
+    staged = stages(data, net, options.budget, options.points, device="cpu").seconds
     lines = [
         f"{data}",
         f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, float32 products at {gflops:.0f} GFLOP/s before the run, "
         f"load {os.getloadavg()[0]:.1f} after it, torch {torch.__version__}",
         "",
-        *(f"{stage:<16}{seconds:8.1f} s" for stage, seconds in out.seconds.items()),
-        f"{'fit + predict':<16}{total:8.1f} s   {'within' if total <= LIMIT else 'ABOVE'} {LIMIT} s, aim {AIM} s",
+        *(f"{stage:<16}{seconds:8.1f} s   in a second run" for stage, seconds in staged.items()),
+        f"{'fit':<16}{out.fit:8.1f} s",
+        f"{'predict':<16}{out.predict:8.1f} s",
+        f"{'fit + predict':<16}{out.total:8.1f} s   {'within' if out.total <= LIMIT else 'ABOVE'} {LIMIT} s, aim {AIM} s",
         f"{'processor time':<16}{busy:8.1f} s   of all threads: {busy / torch.get_num_threads():.0f} s a thread, were it alone",
         "",
-        f"products formed {out.touched:.2%} of the pairs, solves {out.solved:.2%} of the candidates; {sets(out.p, data.y_test)}",
-        f"peak memory {peak():.0f} MB ({before:.0f} MB before the run), {'within' if peak() <= allowed else 'ABOVE'} {allowed:.0f} MB "
+        sets(out.p, data.y_test),
+        f"peak memory {highest:.0f} MB ({before:.0f} MB before the run), {'within' if highest <= allowed else 'ABOVE'} {allowed:.0f} MB "
         f"(memory_budget {options.budget:g} GiB + 300 MB)",
     ]
     print("\n".join(lines))
-    record = dict(
-        out.seconds, total=total, processor=busy, peak_mb=peak(), gflops=gflops, touched=out.touched, solved=out.solved
-    )
+    record = {"stages": staged, "fit": out.fit, "predict": out.predict, "total": out.total}
+    record |= {"processor": busy, "peak_mb": highest, "gflops": gflops}
     options.results.mkdir(exist_ok=True)
     (options.results / "cpu.md").write_text("# The MNIST problem on the CPU\n\n    " + "\n    ".join(lines) + "\n")
     (options.results / "cpu.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -5,7 +5,8 @@
     python benchmarks/gpu.py --only mnist --profile            one problem, and the kernels that took longest
 
 All test points and labels, deleted scheme, float32. The floor of a stage is its operations over the rate of products measured here, or its
-bytes over the bandwidth measured here, whichever takes longer. Without files and without FULLCONFORMAL_DATA the data are synthetic.
+bytes over the bandwidth measured here, whichever takes longer; counts have none, for bounds decide most pairs before they are formed.
+Stages are timed in a second run, under torch's profiler. Without files and without FULLCONFORMAL_DATA the data are synthetic.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from problems import Run, cifar, device, fitted, mnist, run, sets, wait
+from problems import cifar, device, fitted, mnist, run, sets, stages, wait
 from torch import nn
 
 from fullconformal.data import Dataset, load_cifar10
@@ -69,8 +70,8 @@ def rates() -> dict[str, float]:
     return out
 
 
-def floors(problem: Problem, out: Run, m: int, speed: dict[str, float]) -> dict[str, tuple[float, float]]:
-    """Seconds that each stage cannot be faster than: by its operations, by its bytes."""
+def floors(problem: Problem, speed: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Seconds that each stage of the fit cannot be faster than: by its operations, by its bytes."""
     n, p, C = problem.n, problem.p, 10
     tail = [b for b in problem.blocks if b.layer >= 0]
     pairs = [(a, b) for k, a in enumerate(tail) for b in tail[: k + 1]]
@@ -80,20 +81,16 @@ def floors(problem: Problem, out: Run, m: int, speed: dict[str, float]) -> dict[
     w = problem.blocks[0].o if problem.prefix_names else 0
     plain = 2 * n * (sum(i * o for i, o in shapes) + sum(w * b.o * b.i for b in tail))
     factors = n * (sum(i + o for i, o in shapes) + C * w + sum(w * b.o for b in tail))
-    candidates = m * C
-    # A triangular product or solve of one row is p² operations, its half of a full product. Candidates that bounds leave need one, for the
-    # L⁻¹g_i are kept; a training point meets an object at best once for all labels, whose gradients differ in few numbers.
+    # A triangular product or solve of one row is p² operations, its half of a full product.
     operations = {
         "curvature": plain / speed["float32"] + n * C * w**2 / speed["tf32"],
         "factor": (p**3 / 3 + p**3 / 3) / speed["float64"],
         "self-influences": n * p**2 / speed["float32"],
-        "p-values": (out.solved * candidates * p**2 + 2 * p * out.touched * n * m) / speed["float32"],
     }
     moved = {
         "curvature": 8 * factors + 4 * p**2,
         "factor": 8 * 4 * p**2,
         "self-influences": 8 * n * p,
-        "p-values": 8 * candidates * p * out.solved,
     }
     return {stage: (operations[stage], moved[stage] / speed["copy"]) for stage in operations}
 
@@ -118,32 +115,34 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     runs = [run(data, net, budget, prune=True) for _ in range(repeats)]
     memory = torch.cuda.max_memory_allocated() / 2**30 if device() == "cuda" else 0.0
-    out = min(runs, key=total)
+    out = min(runs, key=lambda one: one.total)
+    staged = stages(data, net, budget, prune=True)
     same = np.abs(run(data, net, budget, 50, prune=False).p - out.p[:50]).max()
     X, y = torch.as_tensor(data.X[:1], device=device()), torch.as_tensor(data.y, device=device())
     problem = Problem(net, X.expand(len(y), *X.shape[1:]), y)
-    rows = {s: (out.seconds[s], *floor) for s, floor in floors(problem, out, len(data.X_test), speed).items()}
+    least = floors(problem, speed)
     lines = [f"{'':<18}{'seconds':>9}{'floor: operations':>20}{'bytes':>9}{'over the floor':>17}"]
-    for stage, (took, *floor) in rows.items():
-        lines.append(f"{stage:<18}{took:>9.3f}{floor[0]:>20.3f}{floor[1]:>9.3f}{took / max(floor):>16.1f}×")
-    staged = sum(took for took, *_ in rows.values())
+    for stage, took in staged.seconds.items():
+        line = f"{stage:<18}{took:>9.3f}"
+        if stage in least:
+            operations, moved = least[stage]
+            line += f"{operations:>20.3f}{moved:>9.3f}{took / max(operations, moved):>16.1f}×"
+        lines.append(line)
     lines += [
-        f"{'these together':<18}{staged:>9.3f}{sum(max(f) for _, *f in rows.values()):>20.3f}",
-        f"{'fit + predict_p':<18}{total(out):>9.3f}   with checks, copies and diagnostics",
+        f"{'fit':<18}{out.fit:>9.3f}   not profiled, with checks and copies",
+        f"{'predict_p':<18}{out.predict:>9.3f}",
+        f"{'both':<18}{out.total:>9.3f}   {'within' if out.total <= allowed else 'ABOVE'} {allowed:g} s",
         "",
-        f"{staged:.2f} s, {'within' if staged <= allowed else 'ABOVE'} {allowed:g} s; runs: {', '.join(f'{total(r):.2f}' for r in runs)} s",
-        f"products formed {out.touched:.2%} of the pairs, solves {out.solved:.2%} of the candidates; peak {memory:.1f} GiB",
+        f"runs: {', '.join(f'{one.total:.2f}' for one in runs)} s; peak {memory:.1f} GiB",
         f"{sets(out.p, data.y_test)}; largest difference from unpruned p-values of 50 points: {same:.1e}",
     ]
     print("\n".join(lines), flush=True)
     if profile:
-        show_profile(data, net, budget)
-    return {"data": str(data), "network": network, "accuracy": accuracy, "text": lines, "stages": rows, "seconds": out.seconds,
-            "runs": [total(r) for r in runs], "touched": out.touched, "solved": out.solved, "peak_gib": memory}  # fmt: skip
-
-
-def total(out: Run) -> float:
-    return out.seconds["fit"] + out.seconds["predict"]
+        # The kernels, and the calls on the host, that took longest.
+        for key in ("self_cuda_time_total", "self_cpu_time_total"):
+            print(staged.kernels.table(sort_by=key, row_limit=12, max_name_column_width=60))
+    return {"data": str(data), "network": network, "accuracy": accuracy, "text": lines, "stages": staged.seconds, "floors": least,
+            "fit": out.fit, "predict": out.predict, "runs": [one.total for one in runs], "peak_gib": memory}  # fmt: skip
 
 
 @torch.no_grad()
@@ -151,15 +150,6 @@ def predict(net: nn.Module, X: np.ndarray) -> np.ndarray:
     """Likeliest labels (m,)."""
     parts = torch.as_tensor(X).split(2048)
     return torch.cat([net(part.to(device())).argmax(1) for part in parts]).cpu().numpy()
-
-
-def show_profile(data: Dataset, net: nn.Module, budget: float) -> None:
-    """The kernels, and the calls on the host, that took longest."""
-    with torch.profiler.profile() as profiler:
-        run(data, net, budget, prune=True)
-    table = profiler.key_averages()
-    for key in ("self_cuda_time_total", "self_cpu_time_total"):
-        print(table.table(sort_by=key, row_limit=12, max_name_column_width=60))
 
 
 def main() -> None:

@@ -23,8 +23,7 @@ from problems import DAMPING, L2, synthetic
 
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.data import Dataset
-from fullconformal.models import mlp
-from fullconformal.models.training import train
+from fullconformal.models import mlp, train
 
 RESULTS = Path(__file__).parent / "results"
 POINTS, FEW = 2000, 5
@@ -40,11 +39,11 @@ def main(sizes: list[int]) -> None:
     found = [point(net.eval(), data, n) for n in sizes]
     first = found[0]
     rows = [
-        (f"{r['n']:,}", f"{r['touched']:.3%}", f"{1e3 * r['pruned']:.3f} ms", f"{1e3 * r['unpruned']:.1f} ms",
+        (f"{r['n']:,}", f"{1e3 * r['pruned']:.3f} ms", f"{1e3 * r['unpruned']:.1f} ms",
          f"{r['n'] / first['n']:.0f}×", f"{r['pruned'] / first['pruned']:.2f}×")
         for r in found
     ]  # fmt: skip
-    heads = ("n", "products formed", "a test point", "unpruned", "n grew", "time grew")
+    heads = ("n", "a test point", "unpruned", "n grew", "time grew")
     show(f"p = {sum(q.numel() for q in net.parameters()):,}, ten labels, {POINTS:,} test points", rows, heads)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "growth_dense.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -52,9 +51,7 @@ def main(sizes: list[int]) -> None:
 
 
 def point(net: torch.nn.Module, data: Dataset, n: int) -> dict[str, float]:
-    """Seconds a test point with a bag of n points, pruned and not, and the share of products formed."""
-    from fullconformal.influence.pruned import pruned_counts
-
+    """Seconds a test point with a bag of n points, pruned and not."""
     clf = FullConformalClassifier(
         net, prefit=True, method="influence", l2=L2, damping=DAMPING, prune=True, device="cpu"
     )
@@ -63,12 +60,11 @@ def point(net: torch.nn.Module, data: Dataset, n: int) -> dict[str, float]:
         clf.fit(data.X[:n], data.y[:n])
     p = clf.predict_p(data.X_test)
     pruned = seconds(lambda: clf.predict_p(data.X_test), 2, process_time) / POINTS
-    counts = pruned_counts(clf._engine.training, torch.as_tensor(data.X_test), 1.0)
     few = clf.set_params(prune=False)
     unpruned = seconds(lambda: few.predict_p(data.X_test[:FEW]), 1, process_time) / FEW
     assert np.abs(few.predict_p(data.X_test[:5]) - p[:5]).max() < 1e-9
     print(f"n = {n:,}: {1e3 * pruned:.3f} ms", flush=True)
-    return {"n": n, "pruned": pruned, "unpruned": unpruned, "touched": counts.touched, "solved": counts.solved}
+    return {"n": n, "pruned": pruned, "unpruned": unpruned}
 
 
 def plot(found: list[dict[str, float]]) -> None:

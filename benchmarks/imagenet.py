@@ -1,7 +1,7 @@
 """p-values of all labels at ImageNet's size: the last layer's Kronecker curvature, against the floor of the machine.
 
     python benchmarks/imagenet.py                 CUDA: n = 1,281,167, d = 2,048, C = 1,000; else n = 50,000, d = 2,048, C = 100
-    python benchmarks/imagenet.py --tune          CUDA: also each step alone, and the kernel with other tiles
+    python benchmarks/imagenet.py --profile       also the kernels that take longest of a batch of 128
     python benchmarks/imagenet.py --sizes         how the time grows in n, d and C
     python benchmarks/imagenet.py --growth        CPU: n from 10⁴ to 10⁶ at d = 64, C = 10; writes benchmarks/results/growth.{json,png}
     python benchmarks/imagenet.py --n 100000 --d 512 --classes 100 --m 512     other sizes
@@ -19,7 +19,6 @@ import json
 import math
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -175,53 +174,13 @@ def sizes(n: int, d: int, n_classes: int, m: int, device: str) -> None:
     show("Growth", rows, ["n", "d", "C", "ms a test point", "floor", "ratio", "fit s"])
 
 
-def tune(clf: FullConformalClassifier, X: np.ndarray) -> None:
-    """Each step alone on a batch of 128, and the kernel with other tiles. Reaches inside: this is for who works on the kernels."""
-    from fullconformal.last_layer import kernels
-    from fullconformal.last_layer.counts import last_layer_counts
-
-    engine = clf._engine
-    bag = engine.bag
-    phi, logits = engine.head.split(X[:128])
-    b, m = bag.base(1.0), len(phi)
-    x = bag.candidates(phi, logits, 1.0)
-    c, u = bag.products(x, slice(None))
-    v = x.v[:, 0].contiguous()
-
-    def kernel(*how):
-        return kernels.count(bag.Q, b, bag.slack, bag.spread, bag.w, c, u.clone(), v, x.low, x.high, *how)
-
-    steps = {
-        "features and logits, from NumPy": lambda: engine.head.split(X[:128]),
-        "candidates (whitening, thresholds)": lambda: bag.candidates(phi, logits, 1.0),
-        "c = T·T_x and u = Q·π": lambda: bag.products(x, slice(None)),
-        "u alone, float32": lambda: x.pi @ bag.Q.T,
-        "kernel, as it is": kernel,
-        "copy of u (part of the above)": lambda: u.clone(),
-        "all of it": lambda: last_layer_counts(bag, phi, logits, 1.0),
-    }
-    rows = [[name, f"{timed(work, 'cuda') / m * 1e3:.4f}"] for name, work in steps.items()]
-    show("Steps", rows, ["", "ms a test point"])
-    expected = kernel()
-    rows = []
-    for points in (16, 32, 64, 128):
-        for labels in (32, 64, 128, 256):
-            for warps in (1, 2, 4, 8):
-                if not 16 <= points * labels // (32 * warps) <= 128:  # registers a thread for Q
-                    continue
-                cells, spent = [f"{points} × {labels}, {warps}"], []
-                for prune in (True, False):
-                    work = partial(kernel, prune, points, labels, warps)
-                    try:
-                        spent.append(timed(work, "cuda", 3) / m * 1e3)
-                        same = all(torch.equal(*pair) for pair in zip(work(), expected, strict=True))
-                        cells.append(f"{spent[-1]:.4f}" + ("" if same else " DIFFERS"))
-                    except Exception as error:  # a tile may not fit
-                        spent.append(math.inf)
-                        cells.append(type(error).__name__)
-                rows.append((min(spent), cells))
-    show("Tiles: points × labels, warps", [cells for _, cells in sorted(rows, key=lambda r: r[0])],
-         ["", "pruned", "not pruned"])  # fmt: skip
+def profile(clf: FullConformalClassifier, X: np.ndarray) -> None:
+    """The kernels, and the calls on the host, that take longest of a batch."""
+    clf.predict_p(X)
+    with torch.profiler.profile() as profiler:
+        clf.predict_p(X)
+    for key in ("self_cuda_time_total", "self_cpu_time_total"):
+        print(profiler.key_averages().table(sort_by=key, row_limit=12, max_name_column_width=60))
 
 
 def agreement(device: str) -> None:
@@ -291,7 +250,7 @@ def growth() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--tune", "--sizes", "--growth", "--agreement"):
+    for flag in ("--profile", "--sizes", "--growth", "--agreement"):
         parser.add_argument(flag, action="store_true")
     for flag in ("--n", "--d", "--classes", "--m"):
         parser.add_argument(flag, type=int)
@@ -307,8 +266,8 @@ if __name__ == "__main__":
         growth()
         raise SystemExit
     predictor = main_table(*size, args.m or 1024 if full else args.m or 256, args.device)
-    if args.tune and full:
-        tune(predictor, test_points(128, *size[1:], args.device)[0])
+    if args.profile:
+        profile(predictor, test_points(128, *size[1:], args.device)[0])
     del predictor
     if args.agreement:
         agreement(args.device)

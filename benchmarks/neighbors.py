@@ -17,8 +17,10 @@ from measure import seconds
 from rich.console import Console
 from rich.table import Table
 from scipy.spatial.distance import cdist
+from sklearn.neighbors import KNeighborsClassifier
 
-from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
+from fullconformal import FullConformalClassifier
+from fullconformal.models import KernelDensityClassifier
 
 SIZES = (250, 500, 1000, 2000, 4000)
 M, C, D, K, H = 20, 3, 10, 5, 1.0
@@ -55,7 +57,7 @@ def brute_counts(score: Callable[..., np.ndarray], X: np.ndarray, y: np.ndarray,
     return int((alpha[:-1] >= alpha[-1] * (1 - math.copysign(1e-12, alpha[-1]))).sum())
 
 
-def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], score: Callable[..., np.ndarray]) -> Table:
+def growth(name: str, clf: FullConformalClassifier, score: Callable[..., np.ndarray]) -> Table:
     """One row for each n: preparation, one candidate, all of it, brute force, and whether the counts agree."""
     table = Table(title=name, title_justify="left", title_style="bold", box=None, padding=(0, 2))
     for head in ("n", "prepare", "a candidate", "ours, all", "brute, a candidate", "brute, all", "ratio", "checked"):
@@ -64,10 +66,10 @@ def growth(name: str, fit: Callable[..., NearestNeighbors | KernelDensity], scor
     times = []
     for n in SIZES:
         X, y = points(n, seed=0)
-        prepare = seconds(lambda X=X, y=y: fit(X, y, C), 3)
-        bag = fit(X, y, C)
-        predict = seconds(lambda bag=bag: bag.counts(X_test), 3)
-        not_below = np.add(*bag.counts(X_test)).astype(int)
+        prepare = seconds(lambda X=X, y=y: clf.fit(X, y), 3)
+        predict = seconds(lambda: clf.predict_p(X_test), 3)
+        # p = (1 + number of points that conform no better)/(n + 1)
+        not_below = np.rint(clf.predict_p(X_test) * (n + 1) - 1).astype(int)
         size = min(M * C, 20_000 // n)
         sample = np.random.default_rng(0).permutation([(j, c) for j in range(M) for c in range(C)])[:size]
         start = time.perf_counter()
@@ -96,8 +98,9 @@ def main() -> None:
     console.print(
         f"{M} test points, {C} labels, d = {D}; brute force on the candidates under 'checked', extrapolated\n"
     )
-    console.print(growth(f"k-NN, k = {K}", lambda *data: NearestNeighbors.fit(*data, k=K), brute_knn), "")
-    console.print(growth(f"Kernel density, h = {H:g}", lambda *data: KernelDensity.fit(*data, bandwidth=H), brute_kde))
+    nearest, density = KNeighborsClassifier(K), KernelDensityClassifier(H)
+    console.print(growth(f"k-NN, k = {K}", FullConformalClassifier(nearest, method="exact"), brute_knn), "")
+    console.print(growth(f"Kernel density, h = {H:g}", FullConformalClassifier(density, method="exact"), brute_kde))
 
 
 if __name__ == "__main__":

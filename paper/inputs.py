@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fullconformal import data
 from fullconformal.models import Autoencoder
-from fullconformal.models.training import Progress
 from paper.config import Real, key
-from paper.recipe import Job, Recipe, hold_out, squared_errors, weights_only
+from paper.recipe import Job, Progress, Recipe, hold_out, squared_errors, weights_only
 from paper.records import Records
 from paper.stacked import train_stacked
 

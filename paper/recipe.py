@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Progress = Callable[[int, int], None]  # told (epochs done, epochs at most)
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:

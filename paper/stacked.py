@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fullconformal.losses.base import NotFinite
-from fullconformal.models.training import Progress
-from paper.recipe import Job, Loss, Recipe, Trained, cross_entropies
+from fullconformal.losses import NotFinite
+from paper.recipe import Job, Loss, Progress, Recipe, Trained, cross_entropies
 
 
 def train_stacked(

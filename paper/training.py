@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fullconformal.models import paper_network
-from fullconformal.models.training import Progress, polish
+from fullconformal.models import paper_network, polish
 from paper.config import Real, key
 from paper.inputs import Inputs
-from paper.recipe import Job, Recipe, Trained, hold_out, weights_only
+from paper.recipe import Job, Progress, Recipe, Trained, hold_out, weights_only
 from paper.records import Records
 from paper.stacked import train_stacked
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import ttest_ind_from_stats
+from sklearn.linear_model import LogisticRegression
 
-from fullconformal import ConformalWarning
+from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.sets import members
-from paper import claims, config, figures, page, run, synthetic, tables
+from paper import claims, config, figures, logistic, page, run, synthetic, tables
 from paper.methods import Lookup
 from paper.records import Records, read_lines
 from paper.training import parts
@@ -171,21 +171,34 @@ def test_the_lookup_answers_with_the_network_that_has_not_seen_the_fold():
 # Synthetic data --------------------------------------------------------------------------------------------------------
 
 
-def test_exact_scores_are_those_of_refits():
-    from sklearn.linear_model import LogisticRegression
-
-    from fullconformal import FullConformalClassifier
-
-    settings = config.Synthetic("x", "scores", n=(40,), features=(4,), n_test=2)
-    X, y, X_test, _ = synthetic.bag_of(settings, 40, 4, 0)
-    bag = FullConformalClassifier(l2=0.02, method="exact").fit(X, y)._engine.bag
-    x = torch.cat([torch.as_tensor(X_test[0]), torch.ones(1, dtype=torch.float64)])
-    found = synthetic.exact_scores(bag, x, 1, width=7)
-    for i in (0, 13, 39):
-        keep = np.arange(40) != i
-        model = LogisticRegression(C=1 / (40 * 0.02), tol=1e-10, max_iter=10_000)
+@pytest.mark.parametrize(("n", "l2"), [(40, 0.02), (12, 1e-4)])  # the second is all but separable: refits one by one
+def test_exact_scores_are_those_of_refits(n, l2):
+    settings = config.Synthetic("x", "scores", n=(n,), features=(4,), n_test=2)
+    X, y, X_test, _ = synthetic.bag_of(settings, n, 4, 0)
+    bag = logistic.fit(synthetic.with_intercept(X), y, n * l2)
+    found = logistic.exact_scores(bag, np.append(X_test[0], 1.0), 1, width=7)
+    for i in (0, n // 3, n - 1):
+        keep = np.arange(n) != i
+        model = LogisticRegression(C=1 / (n * l2), tol=1e-10, max_iter=10_000)
         model.fit(np.vstack([X[keep], X_test[:1]]), np.append(y[keep], 1))
         assert found[i] == pytest.approx(-model.predict_log_proba(X[i : i + 1])[0, y[i]], abs=1e-6)
+
+
+@pytest.mark.parametrize("approximation", ["direct", "indirect", "exact"])
+def test_scores_of_the_figures_give_the_p_values_of_the_library(approximation):
+    settings = config.Synthetic("x", "scores", n=(50,), features=(4,), n_test=4)
+    X, y, X_test, _ = synthetic.bag_of(settings, 50, 4, 0)
+    exact = approximation == "exact"
+    options = {"method": "exact"} if exact else {"method": "influence", "approximation": approximation}
+    p = FullConformalClassifier(l2=0.02, **options).fit(X, y).predict_p(X_test)
+    bag, objects = logistic.fit(synthetic.with_intercept(X), y, 50 * 0.02), synthetic.with_intercept(X_test)
+    for label in (0, 1):
+        if exact:
+            scores = np.stack([logistic.exact_scores(bag, x, label) for x in objects])
+        else:
+            scores = logistic.influence_scores(bag, objects, label)[approximation]
+        own = logistic.losses(objects @ bag.theta, np.full(len(objects), label))
+        np.testing.assert_allclose(p[:, label], (1 + (scores >= own[:, None]).sum(1)) / 51)
 
 
 def test_small_synthetic_runs_compare_with_exact(tmp_path):

@@ -21,6 +21,7 @@ from fullconformal.curvature.base import (
     smallest_eigenvalue,
 )
 from fullconformal.problem import Problem
+from fullconformal.runtime.progress import stage
 from fullconformal.storage import savable
 
 MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
@@ -126,7 +127,9 @@ class DenseCurvature(Curvature):
 
     def factor(self, problem: Problem, memory: int = 2**28) -> DenseFactor:
         """Form and factorise 𝓗 in float64; the factor is returned in the problem's dtype."""
-        return self.factor_of(self.matrix(problem).double(), problem)
+        with stage("curvature"):
+            H = self.matrix(problem).double()
+        return self.factor_of(H, problem)
 
     def factor_of(self, H: Tensor, problem: Problem) -> DenseFactor:
         """Factorise 𝓗 (p, p), float64, which is overwritten."""
@@ -145,6 +148,7 @@ def fix_gauge(H: Tensor, index: Tensor) -> None:
         H[rows, cols] += scale / index.shape[1]
 
 
+@stage("factor")
 def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: torch.dtype) -> DenseFactor:
     """Factor of H + n·damping·I; H (p, p) float64 is overwritten."""
     scale = float(H.diagonal().abs().mean()) / n

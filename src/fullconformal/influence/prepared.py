@@ -13,6 +13,7 @@ from fullconformal.curvature.base import SMALL, Factor, Halves
 from fullconformal.curvature.linear import influence_error, linear_influences
 from fullconformal.problem import Problem, Rows, flat, join, select
 from fullconformal.runtime.precision import single_is_whole
+from fullconformal.runtime.progress import stage
 
 PORTION = 1024  # points whose gradients are written out together on a CPU
 LOGITS = 1024  # units in the last place that logits may err by: dozens of layers, and numbers of size ten
@@ -112,6 +113,7 @@ def loss_rounding(p: int, eps: float) -> float:
     return min(rounding(p, eps), LOGITS * eps)
 
 
+@stage("self-influences")
 def prepare(problem: Problem, factor: Factor, memory: int, keep_solved: bool, known: Known | None = None) -> Training:
     """One pass over the bag: losses, gradients and self-influences; 𝓗⁻¹g_i kept where asked and where it fits half the memory.
 

@@ -27,6 +27,7 @@ from fullconformal.models.adapters import penalises
 from fullconformal.models.requirements import check_outputs
 from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
 from fullconformal.problem import Problem, in_contrasts
+from fullconformal.runtime.progress import stage
 from fullconformal.runtime.threads import alone
 from fullconformal.storage import expect, require, savable
 
@@ -247,6 +248,7 @@ def prepared(problem: Problem, curvature: Curvature, memory: int, fit: Fit | Non
         return Training(problem, factor, *fit.influences(problem, factor, memory), None, None, memory)
 
 
+@stage("counts")
 def influence_counts(training: Training, X: Tensor, query: Query) -> Counts:
     """Counts for the candidates of every x in X (m, ...)."""
     y, n_classes = training.problem.y.cpu().numpy(), training.problem.n_classes

@@ -2,5 +2,6 @@
 
 from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.models.networks import Autoencoder, cnn, linear, mlp, paper_network
+from fullconformal.models.training import polish, train
 
-__all__ = ["Autoencoder", "KernelDensityClassifier", "cnn", "linear", "mlp", "paper_network"]
+__all__ = ["Autoencoder", "KernelDensityClassifier", "cnn", "linear", "mlp", "paper_network", "polish", "train"]

@@ -59,7 +59,37 @@ def train(
 ) -> None:
     """Fit a network in place to all of (X, y): Adam, then L-BFGS on the whole bag until the mean gradient is below 1e-5.
 
-    The objective is the mean loss plus ½ Σ (Λ/n) θ², Λ by parameter name. The model stays in the mode it is in.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It stays in the mode it is in, training or evaluation.
+    X : Tensor (n, ...)
+    y : Tensor (n,)
+        Labels in 0 … C − 1.
+    penalty : dict
+        Λ by parameter name: the objective is the mean loss plus ½ Σ (Λ/n) θ². Parameters without an entry are free.
+    max_epochs, batch_size
+        Of Adam.
+    max_iter : int
+        Iterations of L-BFGS, at most.
+    seed : int
+        Of the batches.
+    progress : callable, optional
+        Called with (epochs done, epochs in all).
+    loss : Loss
+        By default the cross-entropy.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fullconformal.models import mlp, train
+    >>> X = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+    >>> y = torch.tensor([0, 0, 1, 1])
+    >>> _ = torch.manual_seed(0)
+    >>> net = mlp(1, (4,), 2)
+    >>> train(net, X, y, {"0.weight": 0.1, "2.weight": 0.1}, max_epochs=10)
+    >>> net(X).argmax(1).tolist()
+    [0, 0, 1, 1]
     """
     p = sum(q.numel() for q in model.parameters())
     with threads(1 if batch_size * p < 2**24 else torch.get_num_threads()):
@@ -101,9 +131,28 @@ def _adam(
 
 
 def polish(
-    model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], tol: float, max_iter: int, kind: Loss = SOFTMAX
+    model: nn.Module,
+    X: Tensor,
+    y: Tensor,
+    penalty: dict[str, float],
+    tol: float = 1e-5,
+    max_iter: int = 500,
+    loss: Loss = SOFTMAX,
 ) -> None:
-    """L-BFGS with strong Wolfe line search on the whole bag until |∇|∞ ≤ tol."""
+    """Fit a network in place by L-BFGS on the whole bag, with a strong Wolfe line search, until the mean gradient is below `tol`.
+
+    The objective and its arguments are those of :func:`train`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fullconformal.models import linear, polish
+    >>> X = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+    >>> net = linear(1, 2)
+    >>> polish(net, X, torch.tensor([0, 0, 1, 1]), {"0.weight": 1.0})
+    >>> net(X).argmax(1).tolist()
+    [0, 0, 1, 1]
+    """
     params = [q for q in model.parameters() if q.requires_grad]
     lbfgs = torch.optim.LBFGS(
         params,
@@ -116,8 +165,8 @@ def polish(
 
     def closure() -> Tensor:
         lbfgs.zero_grad()
-        loss = _objective(model, X, y, penalty, len(y), kind)
-        loss.backward()
-        return loss
+        value = _objective(model, X, y, penalty, len(y), loss)
+        value.backward()
+        return value
 
     lbfgs.step(closure)
