@@ -22,7 +22,7 @@ from fullconformal.influence import shards
 from fullconformal.methods import fitting
 from fullconformal.methods import influence as method
 from fullconformal.runtime import tasks
-from fullconformal.runtime.checkpoint import Parts
+from fullconformal.runtime.files import Parts
 from fullconformal.runtime.tasks import Patience, finished
 
 PAUSE = 0.05  # a pass through the model; a part has several

@@ -27,7 +27,7 @@ from fullconformal.methods import refit
 from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
-from fullconformal.runtime.threads import threads
+from fullconformal.runtime.numerics import threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 

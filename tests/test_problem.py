@@ -10,7 +10,7 @@ from fullconformal.losses import SOFTMAX
 from fullconformal.models import linear, mlp
 from fullconformal.problem import Problem, contract, contrasts_of, flat, in_contrasts, squared_norms
 from fullconformal.problem.contrasts import contrasts
-from fullconformal.runtime.precision import full_precision
+from fullconformal.runtime.numerics import full_precision
 
 EPS = torch.finfo(torch.float64).eps
 

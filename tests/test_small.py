@@ -17,7 +17,7 @@ from fullconformal.losses import SOFTMAX
 from fullconformal.models import logistic
 from fullconformal.models.logistic import _Objective, fit_binary
 from fullconformal.problem import Problem
-from fullconformal.runtime.threads import FEW, alone, threads
+from fullconformal.runtime.numerics import FEW, alone, threads
 
 # Newton's method --------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullconformal.comparison import compare
-    from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
+    from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
     from fullconformal.estimators.full import FullConformalClassifier
-    from fullconformal.estimators.jackknife import JackknifePlusClassifier
     from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
     from fullconformal.methods.base import ConformalWarning
@@ -39,7 +38,7 @@ _HOMES = {
     "CrossConformalClassifier": "fullconformal.estimators.cross",
     "CVPlusClassifier": "fullconformal.estimators.cross",
     "FullConformalClassifier": "fullconformal.estimators.full",
-    "JackknifePlusClassifier": "fullconformal.estimators.jackknife",
+    "JackknifePlusClassifier": "fullconformal.estimators.cross",
     "SplitConformalClassifier": "fullconformal.estimators.split",
     "compare": "fullconformal.comparison",
     "StorageError": "fullconformal.storage",

@@ -60,7 +60,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
 
 def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     """What is known about a predictor, as JSON."""
-    from fullconformal.models.pipelines import split_pipeline
+    from fullconformal.models.requirements import split_pipeline
 
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullconformal.curvature.kronecker import Basis, Kronecker
 from fullconformal.curvature.layers import passes
 from fullconformal.problem import Problem
-from fullconformal.runtime.precision import tensor_cores
+from fullconformal.runtime.numerics import tensor_cores
 from fullconformal.storage import savable
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty, smallest_eigenvalue
 from fullconformal.curvature.layers import KEPT, Layer, Place, joined, passes, positions, pulled, read_layers, record
 from fullconformal.problem import Problem
-from fullconformal.runtime.precision import full_precision, tensor_cores
+from fullconformal.runtime.numerics import full_precision, tensor_cores
 from fullconformal.storage import savable
 
 ROWS = 6  # rows of p numbers, a label, that a block of one point takes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullconformal.curvature.linear import TEMPORARY, laid_out, linear_curvature, narrow, squares, triangle
 from fullconformal.problem import CHUNK, Problem
-from fullconformal.runtime.precision import tensor_cores
+from fullconformal.runtime.numerics import tensor_cores
 
 STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 

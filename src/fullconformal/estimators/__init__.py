@@ -1,8 +1,7 @@
 """The classifiers people import."""
 
-from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier
+from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
 from fullconformal.estimators.full import FullConformalClassifier
-from fullconformal.estimators.jackknife import JackknifePlusClassifier
 from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
 
 __all__ = [

@@ -26,7 +26,7 @@ from fullconformal.estimators.inputs import (
     unmasked,
     validated,
 )
-from fullconformal.models.pipelines import split_pipeline
+from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, expect, require
 
 Array = npt.NDArray[Any]

@@ -29,13 +29,13 @@ from fullconformal.estimators.validation import (
     device_of,
     warn_unreachable,
 )
-from fullconformal.last_layer.stream import Stream, is_stream
+from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query
 from fullconformal.methods.convex import FittedSymmetric
 from fullconformal.methods.select import METHODS, select
-from fullconformal.models.pipelines import fit_transformer, needs_labels, split_pipeline, transform
+from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
 from fullconformal.runtime.progress import progress_bar
 from fullconformal.runtime.tasks import Work, say_nothing
 from fullconformal.storage import StorageError, require, savable

@@ -20,8 +20,7 @@ from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import ConformalWarning
 from fullconformal.methods.probability import trained_here
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors
-from fullconformal.models.pipelines import split_pipeline
-from fullconformal.models.requirements import check_estimator_kind, check_instance
+from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
 from fullconformal.sets import check_levels
 
 Array = npt.NDArray[Any]

@@ -25,7 +25,7 @@ from fullconformal import pvalues
 from fullconformal.curvature.base import Halves
 from fullconformal.influence.prepared import Training
 from fullconformal.influence.scores import Counts, Progress
-from fullconformal.runtime.precision import whole_sums
+from fullconformal.runtime.numerics import whole_sums
 
 HALF_ERROR = 2.0**-9  # of a product in half precision, relative to √(s_i ŝ)
 LENGTH = 128.0  # of rows in half precision: products stay below 2¹⁴, and entries above the smallest numbers

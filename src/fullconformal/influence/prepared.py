@@ -12,7 +12,7 @@ from torch import Tensor
 from fullconformal.curvature.base import SMALL, Factor, Halves
 from fullconformal.curvature.linear import influence_error, linear_influences
 from fullconformal.problem import Problem, Rows, flat, join, select
-from fullconformal.runtime.precision import single_is_whole
+from fullconformal.runtime.numerics import single_is_whole
 from fullconformal.runtime.progress import stage
 
 PORTION = 1024  # points whose gradients are written out together on a CPU

@@ -24,7 +24,7 @@ from fullconformal.influence.prepared import Known, Training, prepare
 from fullconformal.influence.scores import Progress
 from fullconformal.problem import Problem
 from fullconformal.pvalues import FloatArray
-from fullconformal.runtime.checkpoint import Parts, fingerprint
+from fullconformal.runtime.files import Parts, fingerprint
 from fullconformal.runtime.tasks import Call, Work, finished, workers
 
 TASKS = 4  # a worker: who is done early takes another

@@ -33,7 +33,7 @@ from fullconformal.influence.scores import (
     count_scores,
 )
 from fullconformal.problem import Rows
-from fullconformal.runtime.precision import single_is_whole
+from fullconformal.runtime.numerics import single_is_whole
 
 OBJECTS, ROWS, POINTS = 1024, 512, 80  # taken together; and of a cell, so that it stays in the cache
 WHOLE = 16  # points, of which a block is a multiple: others take a fifth longer

@@ -31,7 +31,7 @@ from fullconformal.influence.prepared import Training
 from fullconformal.influence.scores import HUGE, LARGE, TINY, UNIT, Counts, Progress
 from fullconformal.influence.windows import Sorted, products
 from fullconformal.problem import flat, squared_norms
-from fullconformal.runtime.precision import single_is_whole
+from fullconformal.runtime.numerics import single_is_whole
 
 Array = npt.NDArray[Any]
 TILE, TILES = 64, 6  # candidates of a tile, and tiles that meet their points together

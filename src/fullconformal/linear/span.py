@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.runtime.threads import blas_alone
+from fullconformal.runtime.numerics import blas_alone
 from fullconformal.storage import savable
 
 FloatArray = npt.NDArray[np.float64]

@@ -17,14 +17,13 @@ from fullconformal.linear.span import FloatArray, in_span
 from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config
 from fullconformal.models.adapters import adapt, is_skorch, read
-from fullconformal.models.heads import with_new_head
 from fullconformal.models.logistic import fit_binary, fit_softmax
-from fullconformal.models.networks import is_zero_first, linear
+from fullconformal.models.networks import is_zero_first, linear, with_new_head
 from fullconformal.models.requirements import check_classes, check_outputs
 from fullconformal.models.tensors import check_squares, name_of, to_tensor
 from fullconformal.models.training import newton, train
 from fullconformal.problem import Problem, contrast_layers, contrasts_of
-from fullconformal.runtime.threads import alone, blas_alone
+from fullconformal.runtime.numerics import alone, blas_alone
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64

@@ -27,8 +27,8 @@ from fullconformal.models.adapters import penalises
 from fullconformal.models.requirements import check_outputs
 from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
 from fullconformal.problem import Problem, in_contrasts
+from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.progress import stage
-from fullconformal.runtime.threads import alone
 from fullconformal.storage import expect, require, savable
 
 SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model

@@ -17,8 +17,7 @@ from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.last_layer.bag import PASS, Collector, LayerBag
 from fullconformal.last_layer.counts import last_layer_counts
-from fullconformal.last_layer.head import Head
-from fullconformal.last_layer.stream import Stream
+from fullconformal.last_layer.network import Head, Stream
 from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
 from fullconformal.methods.fitting import L2_NETWORK, fit_problem

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from fullconformal import pvalues
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
 from fullconformal.methods.probability import FitScore, settings_of
-from fullconformal.runtime.checkpoint import Parts, fingerprint
+from fullconformal.runtime.files import Parts, fingerprint
 from fullconformal.runtime.tasks import Work, finished, workers
 from fullconformal.storage import StorageError, savable
 

@@ -8,7 +8,7 @@ from typing import Any
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from fullconformal.last_layer.stream import Stream, is_mapped
+from fullconformal.last_layer.network import Stream, is_mapped
 from fullconformal.methods.base import Config, Method
 from fullconformal.methods.convex import Exact, Symmetric
 from fullconformal.methods.influence import Influence

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.losses import SOFTMAX, Loss, NotFinite
-from fullconformal.runtime.threads import threads
+from fullconformal.runtime.numerics import threads
 
 Progress = Callable[[int, int], None]
 

@@ -23,7 +23,7 @@ from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.problem.chain import Trace, activate, read_model, with_one
 from fullconformal.problem.convolutions import convolution_rows, plain_convolutions
 from fullconformal.problem.rows import Rows, join, summed
-from fullconformal.runtime.precision import full_precision
+from fullconformal.runtime.numerics import full_precision
 from fullconformal.storage import expect, require, savable
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from fullconformal.problem.chain import Dense
-from fullconformal.runtime.precision import full_precision
+from fullconformal.runtime.numerics import full_precision
 
 
 def plain_convolutions(prefix: nn.Module, names: Sequence[str]) -> list[nn.Conv2d]:

@@ -20,7 +20,7 @@ import joblib
 from joblib.parallel import get_active_backend
 
 from fullconformal.pvalues import FloatArray
-from fullconformal.runtime.checkpoint import Parts
+from fullconformal.runtime.files import Parts
 
 Call = tuple[Any, ...]  # a function and its arguments
 

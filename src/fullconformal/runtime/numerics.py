@@ -1,4 +1,4 @@
-"""How many threads small work is given: two that wait for each other on a busy machine took ten times as long."""
+"""How torch and BLAS are told to compute: the number of threads, and the precision of products."""
 
 from __future__ import annotations
 
@@ -65,3 +65,48 @@ BLAS = _Blas()
 def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
     """One thread for logistic regressions on inputs (n, i), where they and their Hessian are small: threads of NumPy and torch collide."""
     return nullcontext() if shape[1] * max(shape) > LITTLE else BLAS.alone()
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32
+    cudnn.allow_tf32 = products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, products.allow_tf32 = before
+
+
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """TF32 in float32 products on a GPU, for sums of squares only: BᵀB, and second moments.
+
+    Entries of B are rounded by ε ≤ 2⁻¹¹ of themselves and summed in float32: the sum is B̃ᵀB̃, still positive semi-definite, and
+    xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the
+    diagonal: what float32 itself costs. It would not be so for products that are no squares.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def whole_sums() -> Iterator[None]:
+    """Products in half precision are added up in float32 throughout, which torch does not insist on by default."""
+    before = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before
+
+
+def single_is_whole() -> bool:
+    """Whether products of float32 on a CPU are formed in float32: torch may have been asked for less, which some CPUs have units for."""
+    precision: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return precision in ("ieee", "none")
