@@ -75,7 +75,7 @@ class JackknifePlusClassifier(PlusRule):
         if is_fast(self.estimator):
             for i in np.flatnonzero(np.bincount(index)[index] == 1):
                 self._check_trained(np.delete(index, i), f"what trains without point {i}", self._remedy)
-            problem = fit_problem(self.estimator, X, index, self.classes_, self._settings())
+            problem = fit_problem(self.estimator, X, index, self.classes_, self._settings(), linear_fit=False)
             self._linear, self._labels = LeaveOneOut(Symmetric(problem, MEMORY)), index
             scores = self._scores(self._linear.of_training_points(), rng.uniform(size=len(index)))
             self._alpha = scores[np.arange(len(index)), index]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from torch.nn.functional import softplus
 from fullconformal.estimators.base import ConformalWarning
 from fullconformal.linear import Change, LinearBag
 from fullconformal.linear.exact import exact_counts
-from fullconformal.linear.span import Span, span_of
+from fullconformal.linear.from_problem import Regression
+from fullconformal.linear.span import Span
 from fullconformal.linear.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.methods.engines import Differentiable, FloatArray, Query
 from fullconformal.problem import Problem
@@ -37,35 +37,33 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
 class Symmetric(Differentiable):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid. Linear models."""
 
-    span: Span | None = None  # in which inputs have their coordinates, where that takes fewer than columns
-
     def __init__(self, problem: Problem, memory: int):
+        """A linear problem, fitted here or from where it is."""
         super().__init__(problem)
-        (block,) = problem.blocks
-        W = problem.theta.view(block.o, block.i).double()
-        W = W if block.o == 1 else W[1:] - W[0]  # logits relative to the first class
-        span = span_of(self.design(problem.X).cpu().numpy(), self.penalty.cpu().numpy())
-        self.open((W if span is None else by_numpy(span.start, W)).T, memory, span)
-        # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
-        W = self.bag.base.coefficients()
-        problem.assign((W if span is None else by_numpy(span.weights, W)).reshape(-1).to(problem.X.dtype))
+        regression = Regression.of(problem)
+        if regression is None:
+            raise ValueError("the model is no logistic regression with one L2 penalty for all classes.")
+        self.regression, self.memory = regression, memory
+        # Fitted now, so that what has no minimum is found now.
+        regression.assign(self.bag.base.theta)
 
     def open(self, start: Tensor, memory: int, span: Span | None) -> None:
-        """The bag, whose fit on Z starts from weights (d, K), and bytes for its solvers."""
-        problem, self.span, self.memory = self.problem, span, memory
-        penalty = self.penalty if span is None else by_numpy(span.penalty, self.penalty)
-        names = None if span is None else span.names()
-        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start, names)
+        """The bag again, whose fit on Z starts from weights (d, K), and bytes for its solvers."""
+        self.regression, self.memory = Regression.opened(self.problem, span, start), memory
 
     @property
-    def penalty(self) -> Tensor:
-        """Λ (i,) of the linear layer's inputs, the same for every class, float64."""
-        return self.problem.penalty[: self.problem.blocks[0].i].double()
+    def bag(self) -> LinearBag:
+        """The training points."""
+        return self.regression.bag
+
+    @property
+    def span(self) -> Span | None:
+        """In which inputs have their coordinates, where that takes fewer than columns."""
+        return self.regression.span
 
     def design(self, X: Tensor) -> Tensor:
-        """Inputs (k, d) of the linear layer, the intercept's one included, float64; their coordinates where there is a span."""
-        a = self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
-        return a if self.span is None else by_numpy(self.span.coordinates, a)
+        """Inputs of the model as the bag knows them (k, d)."""
+        return self.regression.design(X)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         self.foretell(len(X))
@@ -95,11 +93,6 @@ class Symmetric(Differentiable):
     def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
         return symmetric_bounds(self.bag, self.design(self.inputs(X)), query.weight, query.progress, self.memory)
-
-
-def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
-    """What a function of arrays makes of a tensor, on its device."""
-    return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
 
 
 class Exact(Symmetric):

@@ -14,22 +14,18 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
-from fullconformal.curvature import GGN
-from fullconformal.curvature.base import Factor
-from fullconformal.linear.span import FloatArray, in_span
+from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses.base import NotFinite
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.heads import with_new_head
-from fullconformal.models.logistic import fit_binary, fit_softmax
-from fullconformal.models.networks import is_zero_first, linear
+from fullconformal.models.networks import linear
 from fullconformal.models.requirements import check_classes, check_outputs
 from fullconformal.models.tensors import check_squares, name_of, place, to_tensor
-from fullconformal.models.training import Progress, newton, train
-from fullconformal.problem import Problem, contrast_layers, contrasts_of
-from fullconformal.runtime.threads import alone, blas_alone
+from fullconformal.models.training import Progress, train
+from fullconformal.problem import Problem, contrast_layers
+from fullconformal.runtime.threads import alone
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
-NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64
 
 
 @dataclass(frozen=True)
@@ -71,8 +67,13 @@ def transform(head: Pipeline, X: Any) -> Any:
         ) from error
 
 
-def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings) -> Problem:
-    """Fit the classifier to X (n, ...) and label indices y (n,), and state the problem at its parameters."""
+def fit_problem(
+    final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings: Settings, linear_fit: bool = True
+) -> Problem:
+    """Fit the classifier to X (n, ...) and label indices y (n,), and state the problem at its parameters.
+
+    Without ``linear_fit`` a linear problem is left to who asked, who fits it as a bag (`methods.convex.Symmetric`).
+    """
     n_classes = len(classes)
     if not isinstance(final, nn.Module):
         check_squares(X, name_of(settings.dtype or torch.float64))
@@ -89,11 +90,11 @@ def fit_problem(final: Any, X: Any, y: np.ndarray, classes: np.ndarray, settings
     if isinstance(final, nn.Module) and not settings.prefit:
         train(module, Xt, yt, penalty, max_epochs=settings.max_epochs, seed=settings.seed, progress=settings.progress)
     if settings.head is not None:
-        return _head_problem(module, settings.head, Xt, yt, n_classes, settings.l2)
+        return _head_problem(module, settings.head, Xt, yt, n_classes, settings.l2, linear_fit)
     problem = Problem(module, Xt, yt, penalty)
     with alone(problem.n * problem.size):
-        if problem.is_linear and not settings.prefit:
-            minimise(problem)
+        if linear_fit and problem.is_linear and not settings.prefit:
+            fit_linear(problem)
         check_finite(problem)
     return problem
 
@@ -118,7 +119,7 @@ def _module(
         l2 = L2_NETWORK if settings.l2 is None else settings.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
     unfitted = None if settings.prefit else read(final, tuple(X.shape[1:]), len(classes))
-    if unfitted is not None:  # `minimise` fits it
+    if unfitted is not None:  # `fit_linear` fits it
         return unfitted
     fitted = final if settings.prefit else fit_foreign(final, X, y if is_skorch(final) else classes[y], settings.seed)
     check_classes(fitted, classes)
@@ -138,76 +139,19 @@ def _logistic(
     return module, penalty
 
 
-def _head_problem(network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None) -> Problem:
+def _head_problem(
+    network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None, linear_fit: bool
+) -> Problem:
     """The head refitted as a logistic regression on the features of the frozen rest."""
     X = X.double()
     module, features = with_new_head(network, head, X, n_classes)
     penalty = len(y) * (L2_LINEAR if l2 is None else l2)
     on_features = Problem(nn.Sequential(*list(module)[1:]), features, y, {"0.weight": penalty})
-    minimise(on_features)  # shares the head's parameters with the whole
+    if linear_fit:
+        fit_linear(on_features)  # shares the head's parameters with the whole
     problem = Problem(module, X, y, {"1.weight": penalty})
     check_finite(problem)
     return problem
-
-
-def minimise(problem: Problem) -> None:
-    """Newton's method from the current parameters of a linear problem, in place."""
-    tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
-    start, done = _logistic_fit(problem, tol)
-    if done:
-        problem.assign(start)
-        return
-
-    def value(theta: Tensor) -> Tensor:
-        with torch.no_grad():
-            return problem.value(theta)
-
-    def gradient(theta: Tensor) -> Tensor:
-        problem.assign(theta)
-        return problem.gradient()
-
-    factor: Factor | None = None
-    before = float("inf")
-
-    def step(g: Tensor) -> Tensor:
-        nonlocal factor, before
-        size = float(g.abs().max())
-        if factor is None or size > before / 8:  # the last one serves as long as a step with it gains most of a digit
-            factor = GGN().factor(problem)
-        before = size
-        return factor.solve(g[None])[0]
-
-    problem.assign(newton(start, value, gradient, step, tol))
-
-
-def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
-    """Parameters of a linear problem, fitted by NumPy where it is a plain logistic regression, and whether that is all to be done."""
-    theta, (block,) = problem.theta, problem.blocks
-    binary = block.layer == 0 and len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear)
-    penalty = problem.penalty.view(block.o, block.i)
-    B = contrasts_of(problem)
-    plain = block.layer == len(problem.tail) - 1 or B is not None
-    # On a GPU the whole Hessian is cheaper than bringing the inputs here.
-    several = plain and not theta.is_cuda and bool((penalty == penalty[0]).all())
-    if not (binary or several):
-        return theta, False
-    if block.layer == 0 and problem.n <= problem.chunk:  # what is small is kept for later
-        inputs = problem.design
-    else:
-        inputs = torch.cat([problem.trace(part).inputs[block.layer] for part in problem.X.split(problem.chunk)])
-    a, W, weight = (part.double().cpu().numpy() for part in (inputs, theta.view(block.o, block.i), penalty[0]))
-    y = problem.y.cpu().numpy()
-
-    def fit(a: FloatArray, W: FloatArray, weight: FloatArray) -> tuple[FloatArray, bool]:
-        with blas_alone(a.shape):
-            if binary:
-                return fit_binary(a, y.astype(np.float64), weight, W[0], tol)[None], True
-            T = np.eye(block.o) if B is None else B.numpy()
-            fitted, size = fit_softmax(a, y, weight, T @ W, tol)
-            return T.T @ fitted, size <= tol
-
-    fitted, done = in_span(fit, a, W, weight)
-    return torch.as_tensor(fitted).to(theta).view(-1), done
 
 
 def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:

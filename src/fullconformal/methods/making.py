@@ -56,9 +56,10 @@ def _make_engine(
         method == "influence" and fit is None
     ):  # parts that are kept or shared out, and `last_layer_kron`, know C weight vectors
         settings = replace(settings, contrasts=options.curvature != "last_layer_kron")
-    problem = (fit.problem if fit else fit_problem)(final, X, y, classes, settings)
     if method != "influence":
+        problem = fit_problem(final, X, y, classes, settings, linear_fit=False)
         return (Symmetric if method == "symmetric" else Exact)(problem, memory)
+    problem = (fit.problem if fit else fit_problem)(final, X, y, classes, settings)
     if options.curvature == "last_layer_kron":
         return fitted_engine(options, problem)
     choice = options._choice(problem)
