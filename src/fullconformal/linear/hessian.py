@@ -35,8 +35,10 @@ def hessian(
     packed = bag.products(dtype).gram(S.reshape(-1, Q * B).to(dtype))
     full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
     H = full.view(B, p, p)
-    penalty = torch.diag(bag.penalty) if dtype == torch.float64 else (bag.white * bag.penalty) @ bag.white.T
-    H += torch.kron(penalty, bag.coupling).to(dtype)
+    if dtype == torch.float64:
+        H += bag.penalty_matrix
+    else:
+        H += torch.kron((bag.white * bag.penalty) @ bag.white.T, bag.coupling).to(dtype)
     if change is not None:
         x, S = bag.seen(change.x, dtype), unpacked(second(probabilities(at_points(change.x, theta)))).to(dtype)
         left = torch.einsum("ib,klb->bikl", x, S)
