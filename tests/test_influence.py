@@ -22,8 +22,8 @@ from fullconformal.influence.newton import newton, removal
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.pruned import pruned_counts
 from fullconformal.influence.scores import all_scores, candidate_gradients, count_excess, count_scores
+from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses import SOFTMAX
-from fullconformal.methods.fitting import minimise
 from fullconformal.models import linear, mlp
 from fullconformal.problem import Problem, flat
 
@@ -212,7 +212,7 @@ def test_windows_hold_little_more_than_the_points_that_need_their_product():
     X, Xt = torch.randn(2000, 5).double(), torch.randn(100, 5).double()
     y = (X @ torch.tensor([2.0, 1, 0, -1, 0]).double() + torch.randn(2000) > 0).long()
     problem = Problem(linear(5, 2, dtype=torch.float64).eval(), X, y, {"0.weight": 2.0})
-    minimise(problem)
+    fit_linear(problem)
     training = prepare(problem, CURVATURES["ggn"]().factor(problem), 2**28, keep_solved=False)
     alpha, tau = all_scores(direct, training, Xt, 1.0)
     b, sigma = training.loss + training.self_influence, training.self_influence.sqrt()

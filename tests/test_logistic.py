@@ -1,4 +1,4 @@
-"""Logistic regression by Newton's method without its matrix, against a literal Newton; and which of scikit-learn's is read, not fitted."""
+"""Logistic regression by one Newton solver against a literal one; which problems it fits, which of scikit-learn's are read."""
 
 import numpy as np
 import oracles_convex as oracle
@@ -6,14 +6,17 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils._param_validation import InvalidParameterError
+from torch import nn
 
 from fullconformal import FullConformalClassifier
-from fullconformal.losses.base import NotFinite
-from fullconformal.methods import fitting
+from fullconformal.linear import LinearBag, NoMinimiser, newton
+from fullconformal.linear.from_problem import Regression, fit_linear
+from fullconformal.linear.steps import Steps
 from fullconformal.models import linear
 from fullconformal.models.adapters import read
-from fullconformal.models.logistic import fit_softmax
 from fullconformal.problem import Problem, in_contrasts
+
+EPS = np.finfo(np.float64).eps
 
 
 def draw(seed, n=60, d=6, C=4, scale=1.0):
@@ -23,53 +26,182 @@ def draw(seed, n=60, d=6, C=4, scale=1.0):
     return X, y
 
 
+def left_at(W, X, y, C, penalty):
+    """|∇F|∞ at weights W (C or 1, d), and what of it may be rounding: units of sums of n terms, of logits and of residuals."""
+    g = oracle.gradient(W.T, X, y, C, penalty)
+    logits = np.abs(X) @ np.abs(W.T)
+    return np.abs(g).max(), 4 * EPS * (np.abs(X).sum(0).max() * (1 + logits.max()) + np.abs(penalty * W).max())
+
+
+def rows(theta):
+    """Weights (C, d) whose rows sum to zero, or (1, d), from those of a bag (d, K)."""
+    W = theta.T.numpy()
+    W = W if len(W) == 1 else np.vstack([np.zeros(W.shape[1]), W])
+    return W if len(W) == 1 else W - W.mean(0)
+
+
+@pytest.mark.parametrize("C", [2, 4])
 @pytest.mark.parametrize("weight", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("intercept", [0.0, 1.0])
 @pytest.mark.parametrize("scale", [0.1, 100.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_minimum_is_that_of_a_literal_newton(weight, intercept, scale, seed):
-    X, y = draw(seed, scale=scale)
+@pytest.mark.parametrize("seed", range(2))
+def test_the_minimum_is_that_of_a_literal_newton(C, weight, intercept, scale, seed):
+    """From zero and from elsewhere; the certified fit has no gradient left but rounding, and its error holds."""
+    X, y = draw(seed, C=C, scale=scale)
     penalty = np.append(np.full(6, weight), intercept)
-    start = np.zeros((4, 7)) if seed else np.random.default_rng(9).standard_normal((4, 7)) / scale
-    tol = 1e-9 * scale
-    W, size = fit_softmax(X, y, penalty, start, tol)
-    g = oracle.gradient(W.T, X, y, 4, penalty)
-    rounding = 1e-15 * (np.abs(X).sum() + np.abs(penalty * W).sum())
-    assert size <= tol and np.abs(g).max() <= tol + rounding
-    theta = oracle.fit(X, y, 4, penalty)
-    H = oracle.hessian(theta, X, y, 4, penalty)
-    # |θ − θ*| ≤ |𝓗⁻¹∇|, to first order; logits relative to their mean are free of the gauge.
-    far = np.linalg.norm(g) / np.linalg.eigvalsh(H)[0]
-    gap = X @ (W.T - theta)
-    assert np.abs(gap - gap.mean(1, keepdims=True)).max() <= 2 * far * np.linalg.norm(X, axis=1).max() + 1e-9
+    start = torch.tensor(np.random.default_rng(9).standard_normal((7, C - 1)) / scale) if seed else None
+    bag = LinearBag(torch.tensor(X), torch.tensor(y), C, torch.tensor(penalty), start)
+    found = bag.fit
+    theta = oracle.fit(X, y, C, penalty)
+    literal = X @ theta if C == 2 else X @ (theta[:, 1:] - theta[:, :1])
+    assert found.found
+    # A last step of at most 5e-5, quadratic convergence with a constant of about 1, and what the oracle's own tolerance leaves.
+    assert np.abs(X @ found.theta[:, :, 0].numpy() - literal).max() < 1e-7
+    size, rounding = left_at(rows(bag.base.theta), X, y, C, penalty)
+    assert size <= rounding
+    assert np.ptp(X @ bag.base.theta.numpy() - literal, axis=0).max() < bag.base.error + 1e-9
 
 
-def test_it_stops_and_says_so_where_a_block_is_singular():
+@pytest.mark.parametrize(("n", "d", "C"), [(1000, 12, 12), (20_000, 20, 2), (20_000, 15, 3)])
+@pytest.mark.parametrize("weight", [1e-3, 10.0])
+def test_steps_without_the_hessian_find_the_same_minimum(n, d, C, weight):
+    """Bags so large that conjugate gradients solve for the steps."""
+    X, y = draw(0, n, d, C)
+    penalty = np.append(np.full(d, weight), 0.0)
+    bag = LinearBag(torch.tensor(X), torch.tensor(y), C, torch.tensor(penalty))
+    assert Steps(bag, None).iterative and bag.fit.found
+    size, rounding = left_at(rows(bag.base.theta), X, y, C, penalty)
+    assert size <= rounding
+    gap = X @ (bag.fit.theta[:, :, 0] - bag.base.theta).numpy()
+    assert np.abs(gap).max() < 1e-7
+
+
+@pytest.mark.parametrize("C", [2, 5])
+@pytest.mark.parametrize("weight", [1e-4, 1e-8])
+def test_separable_classes_with_a_tiny_penalty_have_a_minimum(C, weight):
+    """Logits of tens, most points sure."""
+    rng = np.random.default_rng(C)
+    y = np.arange(200) % C
+    X = np.hstack([rng.standard_normal((200, C)) / 5 + 3 * np.eye(C)[y], np.ones((200, 1))])
+    penalty = np.append(np.full(C, weight), 0.0)
+    bag = LinearBag(torch.tensor(X), torch.tensor(y), C, torch.tensor(penalty))
+    size, rounding = left_at(rows(bag.base.theta), X, y, C, penalty)
+    assert size <= rounding
+    assert oracle.losses(rows(bag.base.theta).T, X, y, C).max() < 0.01
+
+
+def test_a_start_too_sure_to_have_curvature_is_left():
+    """At logits of hundreds no point has curvature for a free intercept; the minimum is unique all the same."""
+    for C in (2, 4):
+        X, y = draw(0, C=C)
+        penalty, far = torch.tensor([1.0] * 6 + [0.0]), torch.full((7, C - 1), 2000.0, dtype=torch.float64)
+        bags = [LinearBag(torch.tensor(X), torch.tensor(y), C, penalty.double(), start) for start in (None, far)]
+        torch.testing.assert_close(bags[1].base.theta, bags[0].base.theta, rtol=0, atol=1e-11)
+
+
+def test_a_bag_without_a_single_minimum_is_fitted_as_far_as_it_goes_and_never_certified():
     X, y = draw(0)
     X[:, 2] = 0.0
-    W, size = fit_softmax(X, y, np.zeros(7), np.zeros((4, 7)), 1e-9)
-    assert size == np.abs(oracle.gradient(W.T, X, y, 4, np.zeros(7))).max() > 1e-9
+    bag = LinearBag(torch.tensor(X), torch.tensor(y), 4, torch.zeros(7, dtype=torch.float64))
+    assert bool(bag.fit.theta.isfinite().all())
+    with pytest.raises(NoMinimiser):
+        _ = bag.base
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_problem_in_contrasts_is_fitted_without_its_matrix_too(bias, monkeypatch):
-    """As the refits of an audit are."""
-    monkeypatch.setattr(fitting, "GGN", None)
-    X, y = (torch.as_tensor(part) for part in draw(0))
-    plain = Problem(linear(7, 4, bias, torch.float64), X, y, {"0.weight": 0.3})
-    other = in_contrasts(plain)
-    for problem in (plain, other):
-        fitting.minimise(problem)
-        assert float(problem.gradient().abs().max()) <= 1e-8
-    gap = plain.logits(X) - other.logits(X)
-    assert float((gap - gap.mean(1, keepdim=True)).abs().max()) < 1e-7
+@pytest.mark.parametrize("sizes", [[1e6, 1, 1, 1, 1, 1e-6], [1, 1e-7, 1, 1e7, 1, 1]])
+@pytest.mark.parametrize("C", [2, 4])
+def test_columns_of_different_sizes_have_the_fit_of_columns_of_one_size(C, sizes):
+    """The same objective in other units, Λ_j s_j² beside s_j x_j, has the same logits."""
+    X, y = draw(0, C=C)
+    sizes = np.append(sizes, 1.0)
+    penalty = np.append(np.full(6, 0.5), 0.0)
+    one, other = (
+        LinearBag(torch.tensor(X * s), torch.tensor(y), C, torch.tensor(penalty * s**2)) for s in (np.ones(7), sizes)
+    )
+    gap = (one.X @ one.base.theta - other.X @ other.base.theta).abs().max()
+    assert float(gap) <= one.base.error + other.base.error + 1e-12
 
 
-def test_what_overflows_is_refused():
-    X, y = draw(0)
-    X[3, 1] = np.inf
-    with pytest.raises(NotFinite), np.errstate(all="ignore"):
-        fit_softmax(X, y, np.ones(7), np.ones((4, 7)), 1e-9)
+@pytest.mark.parametrize("C", [2, 4])
+def test_one_penalty_on_columns_of_different_sizes(C):
+    X, y = draw(0, C=C)
+    X[:, :6] *= [1e6, 1, 1, 1e-6, 1, 1]
+    penalty = np.append(np.full(6, 0.06), 0.0)
+    bag = LinearBag(torch.tensor(X), torch.tensor(y), C, torch.tensor(penalty))
+    assert bag.base.error < 1e-6
+    assert FullConformalClassifier(method="symmetric").fit(X[:, :6], y).predict_p(X[:2, :6]).shape == (2, C)
+
+
+# Problems that are regressions ------------------------------------------------------------------------------------------
+
+
+def models(C):
+    """Models of 6 features and C classes whose logits are linear in their parameters, by name."""
+    torch.manual_seed(0)
+    frozen = nn.Linear(C + 1, C, bias=False).requires_grad_(False)
+    return {
+        "built in": linear(6, C),
+        "without a bias": linear(6, C, bias=False),
+        "C outputs": nn.Linear(6, C),
+        "on features": nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Tanh(), nn.Linear(5, C)),
+        "more outputs than classes": nn.Sequential(nn.Linear(6, C + 1), frozen),
+    }
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["weights", "bias too"])
+@pytest.mark.parametrize("C", [2, 4])
+@pytest.mark.parametrize("name", models(2))
+def test_a_linear_problem_is_fitted_by_its_bag(name, C, everything):
+    """Whatever makes its logits and whichever parameters are penalised: its own gradient vanishes."""
+    X, y = draw(1, C=C)
+    model = models(C)[name].double().eval()
+    penalised = 0.3 if everything else {key: 0.3 for key, _ in model.named_parameters() if "weight" in key}
+    problem = Problem(model, torch.tensor(X[:, :6]), torch.tensor(y), penalised)
+    fit_linear(problem)
+    # Logits within 1e-9 of the minimiser's put residuals off by as much, and sums of 60 inputs of size up to 4.
+    assert float(problem.gradient().abs().max()) < 1e-6
+    if name == "C outputs":
+        other = in_contrasts(problem)
+        fit_linear(other)
+        gap = problem.logits(problem.X) - other.logits(problem.X)
+        assert float((gap - gap.mean(1, keepdim=True)).abs().max()) < 1e-7
+
+
+def test_float32_is_fitted_in_float64_and_rounded():
+    X, y = draw(1)
+    X = torch.tensor(X[:, :6], dtype=torch.float32)
+    problems = [Problem(linear(6, 4, dtype=t), X.to(t), torch.tensor(y), 0.3) for t in (torch.float32, torch.float64)]
+    for problem in problems:
+        fit_linear(problem)
+    torch.testing.assert_close(problems[0].theta, problems[1].theta.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_no_regression_keeps_the_fit_it_has():
+    """Fewer outputs than the classes need, constants added behind them, penalties that differ between the classes."""
+    X, y = draw(1)
+    X, y = torch.tensor(X[:, :6]), torch.tensor(y)
+    few = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 4).requires_grad_(False)).double()
+    shifted = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4).requires_grad_(False)).double()
+    uneven = Problem(nn.Linear(6, 4).double(), X, y, 0.3)
+    uneven.penalty[:7] = 0.5
+    for problem in (Problem(few, X, y, 0.3), Problem(shifted, X, y, 0.3), uneven):
+        before = problem.theta.clone()
+        fit_linear(problem)
+        assert Regression.of(problem) is None and torch.equal(problem.theta, before)
+
+
+def test_a_symmetric_predictor_is_fitted_once(monkeypatch):
+    """What its bag finds is what its model predicts by."""
+    calls, once = [], newton.minimise
+    monkeypatch.setattr(newton, "minimise", lambda *given: calls.append(given) or once(*given))
+    X, y = draw(1)
+    for estimator in (None, LogisticRegression()):
+        clf = FullConformalClassifier(estimator, method="symmetric").fit(X[:, :6], y)
+        assert len(calls) == 1
+        calls.clear()
+        theta, engine = clf._engine.bag.base.theta, clf._engine
+        W = engine.problem.theta.view(4, 7)
+        torch.testing.assert_close((W[1:] - W[0]).T, theta, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("C", [2, 4])

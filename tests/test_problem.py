@@ -8,7 +8,7 @@ from torch.func import grad, jacrev
 
 from fullconformal.losses import SOFTMAX
 from fullconformal.models import linear, mlp
-from fullconformal.problem import Problem, contract, contrasts_of, flat, in_contrasts, squared_norms
+from fullconformal.problem import Problem, contract, flat, in_contrasts, squared_norms
 from fullconformal.problem.contrasts import contrasts
 from fullconformal.runtime.numerics import full_precision
 
@@ -172,13 +172,6 @@ def test_a_softmax_regression_in_contrasts_has_the_same_logits_and_influences(bi
 def test_other_models_are_left_as_they_are(model):
     problem = Problem(model.eval(), torch.randn(5, 3), torch.arange(5) % 2, 1.0)
     assert in_contrasts(problem) is problem
-
-
-def test_a_problem_in_contrasts_is_known_as_one():
-    problem = Problem(linear(3, 4), torch.randn(5, 3), torch.arange(5) % 4, 1.0)
-    torch.testing.assert_close(contrasts_of(in_contrasts(problem)), contrasts(4), rtol=0, atol=0)
-    for model in (linear(3, 4), linear(3, 2), mlp(3, (3,), 4), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4))):
-        assert contrasts_of(Problem(model, torch.randn(5, 3), torch.arange(5) % 2, 1.0)) is None
 
 
 def test_what_all_classes_share_does_not_cost_the_contrasts_digits():

@@ -11,9 +11,11 @@ from sklearn.neural_network import MLPClassifier
 import fullconformal
 from fullconformal import CVPlusClassifier, FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
 from fullconformal.estimators import options
-from fullconformal.linear import span as module
-from fullconformal.linear.span import Span, in_span, lengths, span_of
-from fullconformal.methods import convex
+from fullconformal.linear import from_problem
+from fullconformal.linear.from_problem import Regression, fit_linear
+from fullconformal.linear.span import Span, lengths, span_of
+from fullconformal.models import linear
+from fullconformal.problem import Problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
@@ -42,7 +44,7 @@ SHAPES = {"columns": data, "basis": wide}
 def both(monkeypatch, make, X, y):
     """A fitted classifier in coordinates of the span, and one that knows the columns as they are."""
     out = make().fit(X, y)
-    for where in (options, convex, module):
+    for where in (options, from_problem):
         monkeypatch.setattr(where, "span_of", lambda X, penalty=None: None)
     return out, make().fit(X, y)
 
@@ -335,22 +337,18 @@ def test_fits_are_those_of_the_columns_as_they_are(monkeypatch, make, n_classes)
 
 def test_a_fit_from_somewhere_else_and_penalties_that_differ():
     """Weights that start beyond the span end in it; where penalties differ they do not lie in it, and the columns stay."""
-    a = np.random.default_rng(0).normal(size=(20, 71))
-    seen = []
-
-    def fit(a, W, penalty):
-        seen.append((a.shape, W.shape, penalty.tolist()))
-        return W, True
-
-    W = np.random.default_rng(1).normal(size=(2, 71))
-    penalty = np.append(np.full(70, 0.5), 0.0)
-    found, done = in_span(fit, a, W, penalty)
-    assert seen == [((20, 22), (2, 22), [0.5] * 21 + [0.0])] and done
-    Q = np.linalg.qr(a[:, :70].T)[0]
-    np.testing.assert_allclose(found[:, :70], W[:, :70] @ Q @ Q.T, atol=1e-13)
-    np.testing.assert_array_equal(found[:, 70], W[:, 70])
-    penalty[0] = 0.6
-    assert in_span(fit, a, W, penalty)[0] is W and seen[1][0] == (20, 71)
+    rng = np.random.default_rng(0)
+    X, y = torch.tensor(rng.normal(size=(20, 70))), torch.arange(20) % 2
+    problem = Problem(linear(70, 2, dtype=torch.float64), X, y, {"0.weight": 0.5})
+    regression = Regression.of(problem)
+    assert regression.bag.X.shape == (20, 22) and regression.bag.penalty.tolist() == [0.5] * 21 + [0.0]
+    fit_linear(problem)
+    W, Q = problem.theta[:70], torch.linalg.qr(X.T)[0]
+    # A gradient of the mean below 1e-9, as all fits have, and eigenvalues of the Hessian above the penalty.
+    assert float(problem.gradient().abs().max()) < 20 * 1e-9
+    torch.testing.assert_close(W, Q @ (Q.T @ W), rtol=0, atol=1e-13)
+    problem.penalty[0] = 0.6
+    assert Regression.of(problem).bag.X.shape == (20, 71)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])

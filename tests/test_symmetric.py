@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
 from fullconformal.linear import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second, spread
-from fullconformal.linear import bag as bag_module
 from fullconformal.linear.exact import exact_counts
+from fullconformal.linear.products import Products
 from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.losses.relative import pairs
 from fullconformal.pvalues import comparison_weight, p_values
@@ -50,16 +50,14 @@ def test_scores_of_many_classes_are_the_literal_formula(q):
         np.testing.assert_array_less(np.abs(np.log(np.expm1(alpha)) - np.log(np.expm1(literal))), error + 1e-9)
 
 
-@pytest.mark.parametrize("few", [0, 99], ids=["products", "one by one"])
+@pytest.mark.parametrize("few", [(1, 1), (99, 99)], ids=["products", "one by one"])
 @pytest.mark.parametrize("memory", [2**28, 2**8], ids=["kept", "made anew"])
-def test_sums_and_leverages_of_many_weights_are_the_literal_ones(monkeypatch, memory, few):
-    rng, (n, d, J) = np.random.default_rng(0), (11, 4, 5)
-    X, W, M = rng.normal(size=(n, d)), rng.normal(size=(n, J)), rng.normal(size=(J, d, d))
-    for name, value in {"MEMORY": memory, "FEW": few, "MORE": few}.items():
-        monkeypatch.setattr(bag_module, name, value)
-    bag, (i, j) = bag_of(X, np.arange(n) % 2, 2, np.ones(d)), np.triu_indices(d)
-    gram, quadratic = bag.gram(torch.tensor(W)), bag.quadratic(torch.tensor(M[:, i, j].T))
-    assert bool(bag._kept) == (few == 0 and memory == 2**28)  # both ways were gone
+@pytest.mark.parametrize("J", [1, 5])
+def test_sums_and_leverages_of_many_weights_are_the_literal_ones(memory, few, J):
+    rng, (n, d) = np.random.default_rng(0), (11, 4)
+    X, W, M = rng.normal(size=(n, d)), rng.uniform(size=(n, J)), rng.normal(size=(J, d, d))
+    products, (i, j) = Products(torch.tensor(X).T, few, memory), np.triu_indices(d)
+    gram, quadratic = products.gram(torch.tensor(W)), products.quadratic(torch.tensor(M[:, i, j].T))
     for k in range(J):  # sums of n and of d² products
         np.testing.assert_allclose(gram[:, k], ((X.T * W[:, k]) @ X)[i, j], rtol=1e-13, atol=1e-13)
         np.testing.assert_allclose(quadratic[:, k], [x @ np.triu(M[k]) @ x for x in X], rtol=1e-13, atol=1e-13)
@@ -265,12 +263,13 @@ def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dty
     bag = bag_of(X, rng.integers(0, 2, n), 2, np.full(d, 0.5))
     W, N = (torch.tensor(rng.uniform(size=(k, columns)), dtype=dtype) for k in (n, d * (d + 1) // 2))
     x = torch.tensor(X) if dtype == torch.float64 else torch.tensor(X) @ bag.white.T
+    products = bag.products(dtype)
     i, j = torch.triu_indices(d, d)
     sums = torch.stack(
         [sum(w * torch.outer(one, one)[i, j] for w, one in zip(W[:, c], x, strict=True)) for c in range(columns)], 1
     )
     forms = torch.stack([sum(N[k, c] * x[:, i[k]] * x[:, j[k]] for k in range(len(i))) for c in range(columns)], 1)
-    for ours, literal, size in ((bag.gram(W), sums, n), (bag.quadratic(N), forms, len(i))):
+    for ours, literal, size in ((products.gram(W), sums, n), (products.quadratic(N), forms, len(i))):
         assert ours.dtype == dtype
         assert (ours - literal).abs().max() <= size * torch.finfo(dtype).eps * literal.abs().max()
     H = bag.white @ bag.base.hessian @ bag.white.T

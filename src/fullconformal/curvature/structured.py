@@ -14,7 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.linear import TEMPORARY, laid_out, linear_curvature, narrow, squares, triangle
+from fullconformal.curvature.linear import TEMPORARY, linear_curvature, narrow
+from fullconformal.linear.products import laid_out, squares
+from fullconformal.losses.relative import triangle
 from fullconformal.problem import CHUNK, Problem
 from fullconformal.runtime.numerics import tensor_cores
 
@@ -116,7 +118,7 @@ class _Pairs:
         if narrow(S.shape[1], a[m].shape[1]):
             self.sums[m, m, "first"].addmm_((upper[:, :, None] * a[m][:, None, :]).view(k, -1).T, a[m])
         else:
-            self.sums[m, m, "first"].addmm_(upper.T.contiguous(), squares(a[m]).T)
+            self.sums[m, m, "first"].addmm_(upper.T.contiguous(), squares(a[m].T).T)
         for b in self.tail:
             low = b.layer
             if low >= m:
@@ -159,7 +161,7 @@ class _Pairs:
             elif bm is bl and narrow(bm.o, bm.i):
                 view += total.view(-1, bm.i, bm.i)[triangle(bm.o, H.device)].permute(0, 2, 1, 3)
             elif bm is bl:
-                part += laid_out(total, bm)
+                part += laid_out(total, bm.o, bm.i)
             else:
                 view += total.view(bm.o, bl.o, bm.i, bl.i).permute(0, 2, 1, 3)
             if bm is not bl:

@@ -2,9 +2,10 @@
 
 from fullconformal.linear.bag import Change, LinearBag, NoMinimiser, at_points, gradient, logits
 from fullconformal.linear.candidates import Counted, Counts, FloatArray, Progress, candidates, comparison, count_all
+from fullconformal.linear.certificate import Fits, certify, rounding
 from fullconformal.linear.hessian import curvature
 from fullconformal.linear.leave_one_out import bounds, deletion, duals, leave_one_out, score_error
-from fullconformal.linear.newton import CONVERGED, ROUGH, Fits, certify, first_step, refit, rounding
+from fullconformal.linear.newton import CONVERGED, ROUGH, first_step, refit
 from fullconformal.losses.relative import margin, probabilities, residual, residual_, second, spread
 
 __all__ = [

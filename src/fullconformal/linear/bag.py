@@ -6,12 +6,14 @@ at the minimum the C weight rows sum to zero, and the penalty of the centred row
 
     F(Θ) = Σ_j ℓ(y_j, z_j) + ½ Σ_j Λ_j Θ_jᵀ T Θ_j          T = 1 (two classes), I − 11ᵀ/C (more)
 
+A model that makes its logits in another way has another T (`linear.from_problem`).
+
 Arrays hold one bag per column, last: Θ (d, K, B), logits (n, K, B); p = d·K. Symmetric K × K matrices are packed (…, Q, B).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,15 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fullconformal.losses.relative import margin, pairs, probabilities_, residual_
+from fullconformal.linear.products import Products
+from fullconformal.losses.relative import margin, probabilities_, residual_
 
 if TYPE_CHECKING:
-    from fullconformal.linear.newton import Base
+    from fullconformal.linear.certificate import Base
+    from fullconformal.linear.newton import Minimum
 
 EPS = torch.finfo(torch.float64).eps
-FEW = 8  # columns of weights for which products of all features are not worth keeping
-MORE = 100  # and for which they are not worth making anew each time
-MEMORY = 2**28  # bytes of such products
 FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
 
 
@@ -58,7 +59,8 @@ class Change:
 class LinearBag:
     """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept.
 
-    ``start`` (d, K) may hold weights near those of the fit on Z, ``names`` (d,) what errors call the features.
+    ``start`` (d, K) may hold weights near those of the fit on Z, ``names`` (d,) what errors call the features, ``between`` another
+    matrix (K, K) of the penalty between classes.
     """
 
     X: Tensor
@@ -67,6 +69,7 @@ class LinearBag:
     penalty: Tensor
     start: Tensor | None = None
     names: Sequence[str] | None = None
+    between: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.X.dtype != torch.float64:
@@ -80,12 +83,26 @@ class LinearBag:
     @cached_property
     def coupling(self) -> Tensor:
         """The penalty's matrix T (K, K) between classes."""
+        if self.between is not None:
+            return self.between
         T = torch.eye(self.K, dtype=self.X.dtype, device=self.X.device)
         return T if self.K == 1 else T - 1.0 / self.n_classes
 
     @cached_property
+    def penalty_matrix(self) -> Tensor:
+        """Λ ⊗ T (p, p)."""
+        return torch.kron(torch.diag(self.penalty), self.coupling)
+
+    @cached_property
+    def fit(self) -> Minimum:
+        """The fit on Z as Newton's method leaves it, its error not bounded."""
+        from fullconformal.linear.newton import fit
+
+        return fit(self)
+
+    @cached_property
     def base(self) -> Base:
-        """The fit on Z itself, which every other fit starts from."""
+        """The fit on Z with its Hessian and the bound on its error, which every other fit starts from."""
         from fullconformal.linear.newton import base_fit
 
         return base_fit(self)
@@ -176,10 +193,6 @@ class LinearBag:
         )
 
     @cached_property
-    def _kept(self) -> dict[torch.dtype, Tensor]:
-        return {}
-
-    @cached_property
     def white(self) -> Tensor:
         """R⁻¹ (d, d), RRᵀ the mean over classes of the Hessian at the fit on Z: features R⁻¹x have Hessians close to the identity."""
         d = self.X.shape[1]
@@ -196,67 +209,22 @@ class LinearBag:
         """Steps (d, ...) in parameters of points as `seen`, in those of the points."""
         return steps if dtype == torch.float64 else self.white.T @ steps.double()
 
-    def gram(self, W: Tensor) -> Tensor:
-        """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), of the training points for columns of weights W (n, J), in their precision."""
-        d = self.X.shape[1]
-        if W.shape[1] <= self._few:
-            x, (i, j) = self.seen(self.X.T, W.dtype), pairs(d, W.device)[0]
-            return torch.stack([((x * w) @ x.T)[i, j] for w in W.T], 1)
-        out = W.new_zeros(d * (d + 1) // 2, W.shape[1])
-        for rows, P in self.products(W.dtype):
-            out.addmm_(P, W[rows])
-        return out
+    def products(self, dtype: torch.dtype) -> Products:
+        """Sums of products of the training points' features, as `seen`."""
+        if dtype not in self._products:
+            self._products[dtype] = Products(self.seen(self.X.T, dtype))
+        return self._products[dtype]
 
-    def quadratic(self, N: Tensor) -> Tensor:
-        """Σ_{i≤j} N_ij x_i x_j (n, J) of the training points for columns of packed N (d(d+1)/2, J), in their precision."""
-        d = self.X.shape[1]
-        if N.shape[1] <= self._few:
-            x, (i, j), full = self.seen(self.X.T, N.dtype), pairs(d, N.device)[0], N.new_zeros(d, d)
-            out = N.new_empty(N.shape[1], len(self.X))
-            for one, into in zip(N.T, out, strict=True):
-                full[i, j] = one
-                torch.sum((full @ x).mul_(x), 0, out=into)
-            return out.T
-        return torch.cat([P.T @ N for _, P in self.products(N.dtype)])
-
-    @property
-    def _few(self) -> int:
-        """Columns up to which weights meet the features one by one."""
-        return FEW if self._step >= len(self.X) else MORE
-
-    @property
-    def _step(self) -> int:
-        """Training points whose products of features fit the memory."""
-        d = self.X.shape[1]
-        return max(1, MEMORY // (4 * d * (d + 1)))
-
-    def products(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Products of the features (d(d+1)/2, k), as `seen`, for slices of training points; kept where they fit the memory."""
-        n, step = len(self.X), self._step
-        if step < n:
-            for start in range(0, n, step):
-                yield slice(start, start + step), _products(self.seen(self.X[start : start + step].T, dtype))
-            return
-        if dtype not in self._kept:
-            self._kept[dtype] = _products(self.seen(self.X.T, dtype))
-        yield slice(0, n), self._kept[dtype]
-
-
-def _products(x: Tensor) -> Tensor:
-    """Products x_i x_j, i ≤ j, (d(d+1)/2, n) of the features of points x (d, n)."""
-    rows = x.contiguous()
-    d, n = rows.shape
-    P = rows.new_empty(d * (d + 1) // 2, n)
-    at = 0
-    for j in range(d):
-        torch.mul(rows[j:], rows[j], out=P[at : at + d - j])
-        at += d - j
-    return P
+    @cached_property
+    def _products(self) -> dict[torch.dtype, Products]:
+        return {}
 
 
 def logits(bag: LinearBag, theta: Tensor) -> Tensor:
     """Logits (n, K, B) of the training points at Θ (d, K, B)."""
     d, K, B = theta.shape
+    if B == 1:  # each class by itself in memory, whose sums over classes and products are twice as fast
+        return (theta[:, :, 0].T @ bag.X.T).T[:, :, None]
     return (bag.X @ theta.reshape(d, K * B)).view(-1, K, B)
 
 
@@ -276,7 +244,7 @@ def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -
 
 def _coupled(bag: LinearBag, theta: Tensor) -> Tensor:
     """TΘ (d, K, B)."""
-    return theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", bag.coupling, theta)
+    return bag.coupling * theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", bag.coupling, theta)
 
 
 def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:
@@ -284,7 +252,8 @@ def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) ->
     d, K, B = theta.shape
     if change is not None and change.removed is not None:
         r[change.removed, :, torch.arange(B, device=r.device)] = 0.0
-    G = (bag.X.T @ r.view(-1, K * B)).view(d, K, B)
+    flat = r.view(-1, K * B)
+    G = (flat.T @ bag.X).T.reshape(d, K, B) if B == 1 else (bag.X.T @ flat).view(d, K, B)
     G += bag.penalty[:, None, None] * _coupled(bag, theta)
     if change is not None:
         G += change.x[:, None, :] * residual_(probabilities_(at_points(change.x, theta)), change.y)

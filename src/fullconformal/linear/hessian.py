@@ -6,8 +6,7 @@ features of each point laid out once, both are one matrix product for all bags t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import Change, LinearBag, at_points, logits
+from fullconformal.linear.products import places
 from fullconformal.losses.relative import pairs, probabilities, second, spread, unpacked
+from fullconformal.runtime.numerics import threads
 
 DECIDES = 1e-4  # relative error of leverages with which all but a few candidates in a hundred are told from all points
 
@@ -31,11 +32,13 @@ def hessian(
     p, Q = d * K, K * (K + 1) // 2
     if change is not None and change.removed is not None:
         S[change.removed, :, torch.arange(B, device=S.device)] = 0.0
-    packed = bag.gram(S.reshape(-1, Q * B).to(dtype))
+    packed = bag.products(dtype).gram(S.reshape(-1, Q * B).to(dtype))
     full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
     H = full.view(B, p, p)
-    penalty = torch.diag(bag.penalty) if dtype == torch.float64 else (bag.white * bag.penalty) @ bag.white.T
-    H += torch.kron(penalty, bag.coupling).to(dtype)
+    if dtype == torch.float64:
+        H += bag.penalty_matrix
+    else:
+        H += torch.kron((bag.white * bag.penalty) @ bag.white.T, bag.coupling).to(dtype)
     if change is not None:
         x, S = bag.seen(change.x, dtype), unpacked(second(probabilities(at_points(change.x, theta)))).to(dtype)
         left = torch.einsum("ib,klb->bikl", x, S)
@@ -43,23 +46,13 @@ def hessian(
     return H
 
 
-@lru_cache(maxsize=16)
-def _places(d: int, K: int, device: torch.device) -> Tensor:
-    """Where the entries (i, k), (j, l) of a Hessian are among the packed pairs (i, j), (k, l): (p·p,)."""
-    features, classes = pairs(d, device)[1], pairs(K, device)[1]
-    return (features[:, None, :, None] * (K * (K + 1) // 2) + classes[None, :, None, :]).flatten()
+# A table of p² places, made once for all the steps of a fit and all blocks of candidates.
+_places = lru_cache(maxsize=16)(places)
 
 
-@contextmanager
-def _one_thread(p: int) -> Iterator[None]:
+def _one_thread(p: int) -> AbstractContextManager[None]:
     """Factorisations of many small matrices run one by one: threads only wait for one another there."""
-    threads = torch.get_num_threads()
-    if p <= 256:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return threads(1 if p <= 256 else torch.get_num_threads())
 
 
 def factor(H: Tensor) -> Tensor | None:
@@ -74,11 +67,12 @@ def factor(H: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Inverse Hessians M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,).
+    """Hessians and their inverses M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,).
 
-    In float32 M is that of whitened features.
+    In float32 both are those of whitened features.
     """
 
+    hessian: Tensor
     inverse: Tensor
     A: Tensor  # (n, Q, B), of the training points
     A_added: Tensor  # (Q, B), of the added points
@@ -115,13 +109,13 @@ def curvature(
     packed = flat.index_select(1, corners[0])
     packed = (packed.mul_(2) if K == 1 else packed.add_(flat.index_select(1, corners[1]))).T.reshape(-1, S.shape[1], B)
     packed[pairs(d, M.device)[1].diagonal()] *= 0.5
-    A = bag.quadratic(packed.flatten(1)).view_as(S).to(S.dtype)
+    A = bag.products(dtype).quadratic(packed.flatten(1)).view_as(S).to(S.dtype)
     A_added = A.new_zeros(packed.shape[1:])
     if change is not None:
         x, (k, m) = bag.seen(change.x, dtype), pairs(K, M.device)[0]
         U = torch.einsum("bikjl,jb->bikl", M.view(B, d, K, d, K), x)
         A_added = torch.einsum("bikl,ib->klb", U, x)[k, m].to(A.dtype)
-    return Curvature(M, A, A_added, _rounding(len(bag.X), K, H, M))
+    return Curvature(H, M, A, A_added, _rounding(len(bag.X), K, H, M))
 
 
 @lru_cache(maxsize=16)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, logits
+from fullconformal.linear.certificate import Fits, radius
 from fullconformal.linear.hessian import curvature
-from fullconformal.linear.newton import Fits, radius, refit
+from fullconformal.linear.newton import refit
 from fullconformal.losses.relative import pairs, probabilities, residual, second, unpacked
 
 TOGETHER = 2**19  # numbers of the matrices of points that a CPU takes together, so that they stay in the cache

@@ -1,121 +1,64 @@
-"""Fits of many changed bags at once, each with a bound on its error.
-
-Every bound rests on one fact. For the softmax loss D³ℓ[u, u, δ] = E(u − Eu)²(δ − Eδ) ≤ range(δ)·D²ℓ[u, u], so moving all logits
-of a bag by ranges ≤ R changes its Hessian by factors within e^(±R). Let H be the bag's Hessian at a reference point whose logits
-are within range R of those at Θ, μ = |∇F(Θ)| in the norm of H⁻¹ and κ² = max_j spread(J_j H⁻¹ J_jᵀ). Then −∇F(Θ)ᵀδ ≥ e^(−R)
-|δ|²(1 − e^(−κ|δ|))/(κ|δ|) for the way δ to the minimiser, hence |δ| ≤ −log(1 − κ e^R μ)/κ in the norm of H (`radius`), and the
-logits of a point are off by a range of at most spread^½ times that.
-"""
+"""Newton's method for one bag or many changed bags at once; the fit on Z; fits of changed bags by its Hessian."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, gradient, logits, objective, residuals
-from fullconformal.linear.hessian import Curvature, curvature, factor, hessian
-from fullconformal.losses.relative import pairs, probabilities, range_of, residual, second, spread, unpacked
+from fullconformal.linear.certificate import Base, Fits, certify, inner, radius, rounding
+from fullconformal.linear.hessian import Curvature, curvature
+from fullconformal.linear.steps import Steps
+from fullconformal.losses.relative import probabilities, range_of, residual, second, unpacked
+from fullconformal.runtime.numerics import LITTLE, blas_alone, threads
 
-# The error of a logit, by the bound above, at which a fit has converged; and that at which most comparisons are decided.
+# The error of a logit, by its bound, at which a fit has converged; and that at which most comparisons are decided.
 CONVERGED, ROUGH = 1e-11, 1e-5
+# A step that moves no logit by more leaves an error of about its square: 1e-9, and less than rounding where the fit is certified.
+SMALL = 5e-5
+# Residuals below which a bag is fitted as well as can be: separable classes without a penalty run away from there.
+FITTED = 1e-12
 
 
-@dataclass(frozen=True)
-class Fits:
-    """Fits Θ (d, K, B), the bound on the error of every logit of the bag (B,) and the gradients left (d, K, B)."""
-
-    theta: Tensor
-    error: Tensor
-    gradient: Tensor
-
-
-@dataclass(frozen=True)
-class Base:
-    """The fit on Z: Θ (d, K), its Hessian and inverse (p, p), κ, and the bound on the error of its logits."""
+class Minimum(NamedTuple):
+    """Weights Θ (d, K, B), and whether Newton's method converged to them."""
 
     theta: Tensor
-    hessian: Tensor
-    inverse: Tensor
-    kappa: float
-    error: float
-
-    def coefficients(self) -> Tensor:
-        """Weights as scikit-learn has them: (1, d) for two classes, else (C, d) whose rows sum to zero."""
-        if self.theta.shape[1] == 1:
-            return self.theta.T
-        W = torch.cat([torch.zeros_like(self.theta[:, :1]), self.theta], 1).T
-        return W - W.mean(0)
-
-    def solve_points(self, x: Tensor) -> Tensor:
-        """H⁻¹Jᵀ (p, K, B) of points x (d, B)."""
-        d, K = self.theta.shape
-        blocks = self.inverse.view(d * K, d, K).transpose(1, 2).reshape(d * K * K, d)
-        return (blocks @ x).view(d * K, K, -1)
-
-    def spread_at(self, x: Tensor) -> Tensor:
-        """spread(J H⁻¹ Jᵀ) (B,) of points x (d, B)."""
-        i, j = pairs(self.theta.shape[1], x.device)[0]
-        return spread(_inner(x, self.solve_points(x))[i, j])
-
-    def error_at(self, x: Tensor) -> Tensor:
-        """The error (B,) of the logits of points x (d, B)."""
-        return self.error * (self.spread_at(x).sqrt() / self.kappa).clamp(min=1.0)
+    found: bool
 
 
-def radius(mu: Tensor, R: Tensor | float, kappa: Tensor) -> Tensor:
-    """How far the minimiser can be, in the norm of the reference Hessian at range R; infinite where it cannot be told."""
-    x = kappa * torch.exp(torch.as_tensor(R)) * mu
-    return torch.where(x < 1, -torch.log1p(-x.clamp(max=1.0)) / kappa, torch.inf)
-
-
-def rounding(bag: LinearBag, change: Change | None, theta: Tensor) -> Tensor:
-    """Rounding error (B,) granted to a logit at Θ (d, K, B): four units of Σ_j |x_j||θ_j|, x_j the largest there is."""
-    size = bag.largest[:, None]
-    if change is not None:
-        size = torch.maximum(size, change.x.abs())
-    return (size * theta.abs().amax(1)).sum(0).add(1).mul(4 * EPS)
-
-
-def certify(
-    bag: LinearBag, change: Change | None, theta: Tensor, G: Tensor, C: Curvature
-) -> tuple[Tensor, Tensor, Tensor]:
-    """μ, κ and the error of every logit (B,) by the bags' own curvature at Θ, where the gradients are G (d, K, B).
-
-    The rounding of n logits passes into the gradient by at most n^½/2 of it, in the norm of H⁻¹.
-    """
-    g = bag.seen(G.flatten(1), C.inverse.dtype).view_as(G).flatten(0, 1).T
-    solved = (C.inverse @ g[:, :, None].to(C.inverse.dtype)).squeeze(2)
-    mu = (1 + C.rounding) * (g * solved).sum(1).clamp(min=0.0).sqrt()
-    mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
-    kappa = torch.maximum(C.spread.amax(0), C.spread_added).clamp(min=torch.finfo(mu.dtype).tiny).sqrt()
-    kappa = kappa * (1 + C.rounding)
-    return mu, kappa, kappa * radius(mu, 0.0, kappa)
-
-
-def _newton(bag: LinearBag, change: Change | None, theta: Tensor, iterations: int = 100) -> Tensor:
-    """Minimisers Θ (d, K, B) by Newton's method with line search, to where a step moves no logit by more than 1e-7."""
-    d, K, B = theta.shape
+@torch.no_grad()
+def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: int = 100) -> Minimum:
+    """Minimisers of the columns' objectives from Θ (d, K, B) by Newton's method with line search."""
+    steps, z, left = Steps(bag, change), logits(bag, theta), 3e-2
     for _ in range(iterations):
-        z = logits(bag, theta)
         pi = probabilities(z)
-        G = gradient(bag, change, theta, residual(pi, bag.y[:, None]))
-        L = factor(hessian(bag, change, theta, second(pi)))
-        if L is None:
-            raise bag.no_minimiser(change)
-        step = torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(d, K, B)
+        r = residual(pi, bag.y[:, None])
+        fitted = float(r.abs().max()) < FITTED
+        G = gradient(bag, change, theta, r)
+        step = None if fitted else steps(theta, pi, G, left)
+        if step is None:
+            break
         dz = logits(bag, step)
         R = range_of(dz).amax(0)
         if change is not None:
             R = torch.maximum(R, range_of(at_points(change.x, step)))
-        if not bool(torch.isfinite(R).all()):  # overflow, of which no length would make a step
-            raise bag.no_minimiser(change)
-        theta = theta - _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1))) * step
-        if not bool((R > 1e-7).any()):
-            return theta
-    raise bag.no_minimiser(change)
+        largest = float(R.max())
+        if not largest < torch.inf:  # overflow, of which no length would make a step
+            break
+        # As F'' grows by at most e^(tR) along a step, F surely decreases by 0.28 of its slope or more where R ≤ 1.
+        if largest > 1:
+            t = _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1)))
+            step, dz = t * step, t * dz
+        theta, z = theta - step, z - dz
+        if largest <= SMALL:
+            return Minimum(theta, True)
+        left = min(max(largest**2 / 10, 1e-4), 3e-2)
+    return Minimum(theta, False)
 
 
 def _length(
@@ -123,11 +66,10 @@ def _length(
 ) -> Tensor:
     """How far (B,) to go along −step, which moves logits by ranges ≤ R: halved until F decreases enough.
 
-    No less than log(1 + R)/R: as F'' grows by at most e^(tR) along the step, F surely decreases up to there.
+    No less than log(1 + R)/R, where F surely decreases enough.
     """
-    safe = torch.where(R > EPS, torch.log1p(R) / R.clamp(min=EPS), 1.0)
-    t = torch.where(R > 0.1, 1.0, safe)
-    F = objective(bag, change, theta, z)
+    safe = torch.where(R > 1, torch.log1p(R) / R, 1.0)
+    t, F = torch.ones_like(R), objective(bag, change, theta, z)
     while bool((t > safe).any()):
         enough = objective(bag, change, theta - t * step, z - t * dz) <= F - 0.1 * t * slope
         if bool((enough | (t <= safe)).all()):
@@ -137,21 +79,42 @@ def _length(
 
 
 @torch.no_grad()
+def fit(bag: LinearBag) -> Minimum:
+    """The fit on Z from the bag's start, or from zero where that is better: a start may be so sure that no curvature is left."""
+    (n, d), start = bag.X.shape, bag.X.new_zeros(bag.X.shape[1], bag.K, 1)
+    with blas_alone((n, d)), threads(1 if d * max(n, d) <= LITTLE else torch.get_num_threads()):
+        if bag.start is not None and bool(bag.start.any()):
+            given = bag.start[:, :, None]
+            better = objective(bag, None, given, logits(bag, given)) <= n * math.log(bag.n_classes)
+            start = given if bool(better) else start
+        return minimise(bag, None, start)
+
+
+@torch.no_grad()
 def base_fit(bag: LinearBag) -> Base:
-    """The fit on Z."""
-    start = bag.X.new_zeros(bag.X.shape[1], bag.K) if bag.start is None else bag.start
-    theta = _newton(bag, None, start[:, :, None])
-    fits, C, kappa = _certified(bag, None, theta)
-    H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))))
-    return Base(theta[:, :, 0], H[0], C.inverse[0], float(kappa), float(fits.error))
+    """The fit on Z, certified."""
+    fits, C, kappa = _certified(bag, None, bag.fit)
+    return Base(fits.theta[:, :, 0], C.hessian[0], C.inverse[0], float(kappa), float(fits.error))
 
 
-def _certified(bag: LinearBag, change: Change | None, theta: Tensor) -> tuple[Fits, Curvature, Tensor]:
-    """What Newton's method found, with its error by its own curvature."""
+def _certified(bag: LinearBag, change: Change | None, minimum: Minimum) -> tuple[Fits, Curvature, Tensor]:
+    """What Newton's method found, one more step by its own curvature, and its error; NoMinimiser where it found none."""
+    if not minimum.found:
+        raise bag.no_minimiser(change)
+    theta = minimum.theta
     pi = probabilities(logits(bag, theta))
     G = gradient(bag, change, theta, residual(pi, bag.y[:, None]))
     C = curvature(bag, change, theta, second(pi))
-    _, kappa, error = certify(bag, change, theta, G, C)
+    step = (C.inverse @ G.flatten(0, 1).T[:, :, None]).squeeze(2).T.reshape(theta.shape)
+    theta = theta - step
+    G = gradient(bag, change, theta, residuals(bag, theta))
+    mu, kappa, _ = certify(bag, change, theta, G, C)
+    # The Hessian there is within e^R of that of which the curvature is.
+    R = (
+        kappa
+        * (step * (C.hessian @ step.flatten(0, 1).T[:, :, None]).squeeze(2).T.reshape(step.shape)).sum((0, 1)).sqrt()
+    )
+    error = kappa * radius(mu, R, kappa)
     if not bool((error < 1e-6).all()):
         raise bag.no_minimiser(change)
     return Fits(theta, error, G), C, kappa
@@ -176,7 +139,7 @@ class Chord:
         at_base = base.theta[:, :, None].expand(d, K, B)
         S = [s * unpacked(second(probabilities(at_points(x, at_base)))) for x, s in zip(points, signs, strict=True)]
         solved = [base.solve_points(x) for x in points]
-        E = torch.cat([torch.cat([_inner(x, V) for V in solved], 1) for x in points], 0).permute(2, 0, 1)
+        E = torch.cat([torch.cat([inner(x, V) for V in solved], 1) for x in points], 0).permute(2, 0, 1)
         D = E.new_zeros(B, q, q)
         for j, block in enumerate(S):
             D[:, j * K : (j + 1) * K, j * K : (j + 1) * K] = block.permute(2, 0, 1)
@@ -195,12 +158,6 @@ class Chord:
         t = (V * G[:, None]).sum(0)
         t = (self.core[:, :, columns] * t).sum(1)
         return torch.mm(self.base.inverse, G) - (V * t).sum(1)
-
-
-def _inner(x: Tensor, V: Tensor) -> Tensor:
-    """J V (K, K, B) of a point x (d, B) per column, V (p, K, B)."""
-    d, B = x.shape
-    return torch.einsum("db,dklb->klb", x, V.view(d, -1, V.shape[1], B))
 
 
 Stop = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -260,5 +217,5 @@ def _finish(bag: LinearBag, change: Change, columns: Tensor, fits: Fits) -> None
     for first in range(0, len(columns), width):
         at = columns[first : first + width]
         start = bag.base.theta[:, :, None].expand(d, K, len(at))
-        part, _, _ = _certified(bag, change[at], _newton(bag, change[at], start))
+        part, _, _ = _certified(bag, change[at], minimise(bag, change[at], start))
         fits.theta[:, :, at], fits.error[at], fits.gradient[:, :, at] = part.theta, part.error, part.gradient

@@ -9,7 +9,6 @@ the length of what lies beyond it are all that scores depend on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,20 +124,6 @@ def span_of(X: Any, penalty: FloatArray | None = None) -> Span | None:
             basis[order] = np.linalg.qr(own[:, order].T)[0]
         return Span(used, free, basis)
     return Span(used, free) if width < (~free).sum() - 1 else None
-
-
-def in_span(
-    fit: Callable[[FloatArray, FloatArray, FloatArray], tuple[FloatArray, bool]],
-    a: FloatArray,
-    W: FloatArray,
-    penalty: FloatArray,
-) -> tuple[FloatArray, bool]:
-    """Weights (o, i) that `fit` finds from W for inputs a (n, i) and Λ (i,), in coordinates of a's span where they are many fewer."""
-    span = span_of(a, penalty)
-    if span is None or span.r > FEWER * a.shape[1]:
-        return fit(a, W, penalty)
-    found, done = fit(span.coordinates(a), span.start(W), span.penalty(penalty))
-    return span.weights(found), done
 
 
 def check_objects(X: Any, coordinates: FloatArray) -> None:

@@ -12,10 +12,14 @@ from torch import Tensor
 @lru_cache(maxsize=64)
 def pairs(k: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns (2, Q) of the entries i ≤ j of a k × k matrix, packed, and the place (k, k) of each entry among them."""
-    index = torch.triu_indices(k, k, device=device)
-    place = torch.empty(k, k, dtype=torch.long, device=device)
-    place[index[0], index[1]] = place[index[1], index[0]] = torch.arange(index.shape[1], device=device)
-    return index, place
+    return torch.triu_indices(k, k, device=device), triangle(k, device)
+
+
+def triangle(k: int, device: torch.device) -> Tensor:
+    """The place (k, k) of each entry of a symmetric matrix among those packed, i ≤ j row by row."""
+    at = torch.arange(k, device=device)
+    row, column = torch.minimum(at[:, None], at), torch.maximum(at[:, None], at)
+    return row * (2 * k - row - 1) // 2 + column
 
 
 def unpacked(A: Tensor) -> Tensor:

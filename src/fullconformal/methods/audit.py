@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fullconformal.linear.from_problem import fit_linear
 from fullconformal.methods.base import Fitted, Progress, Query
-from fullconformal.methods.fitting import minimise
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
 from fullconformal.sets import members
@@ -84,7 +84,7 @@ class Refits:
         self.work.assign(self.start)
         bag = Problem(self.work.model, X, y, self.penalty, self.problem.chunk)
         if bag.is_linear:
-            minimise(bag)
+            fit_linear(bag)
         else:
             polish(bag.model, X, y, self.penalty, tol=1e-5, max_iter=60)
         return float(bag.loss.value(bag.logits(at[None]), label[None])[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -16,9 +15,10 @@ from torch.nn.functional import softplus
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence.prepared import prepare
-from fullconformal.linear import Change, LinearBag
+from fullconformal.linear import Change
 from fullconformal.linear.exact import exact_counts
-from fullconformal.linear.span import Span, span_of
+from fullconformal.linear.from_problem import Regression
+from fullconformal.linear.span import Span
 from fullconformal.linear.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, FloatArray, IntArray, Method, Query
 from fullconformal.methods.fitting import fit_problem
@@ -51,25 +51,19 @@ class FittedSymmetric(Fitted):
     method: ClassVar[str] = "symmetric"
     quick = False
 
-    def __init__(self, problem: Problem, memory: int, start: Tensor | None = None, span: Span | None = None):
-        """Weights `start` (d, K) near the fit on Z, in coordinates of the span, are those of a saved predictor."""
-        self.problem, self.memory, self.span = problem, memory, span
+    def __init__(self, problem: Problem, regression: Regression, memory: int):
+        self.problem, self.regression, self.bag, self.memory = problem, regression, regression.bag, memory
         self.n, self.n_classes = problem.n, problem.n_classes
-        saved = start is not None
-        if start is None:
-            (block,) = problem.blocks
-            W = problem.theta.view(block.o, block.i).double()
-            W = W if block.o == 1 else W[1:] - W[0]  # logits relative to the first class
-            self.span = span_of(self.design(problem.X).cpu().numpy(), self.penalty.cpu().numpy())
-            start = (W if self.span is None else by_numpy(self.span.start, W)).T
-        penalty = self.penalty if self.span is None else by_numpy(self.span.penalty, self.penalty)
-        names = None if self.span is None else self.span.names()
-        self.bag = LinearBag(self.design(problem.X), problem.y, problem.n_classes, penalty, start, names)
-        # Fitted now, so that what has no minimum is found now; and the model predicts with the better of the two fits.
-        W = self.bag.base.coefficients()
-        if not saved:
-            W = W if self.span is None else by_numpy(self.span.weights, W)
-            problem.assign(W.reshape(-1).to(problem.X.dtype))
+
+    @classmethod
+    def of(cls, problem: Problem, memory: int) -> Self:
+        """Fit a linear problem as a bag."""
+        regression = Regression.of(problem)
+        if regression is None:
+            raise ValueError("the model is no logistic regression with one L2 penalty for all classes.")
+        # Fitted now, so that what has no minimum is found now.
+        regression.assign(regression.bag.base.theta)
+        return cls(problem, regression, memory)
 
     @property
     def labels(self) -> IntArray:
@@ -83,11 +77,6 @@ class FittedSymmetric(Fitted):
     def refittable(self) -> Problem:
         return self.problem
 
-    @property
-    def penalty(self) -> Tensor:
-        """Λ (i,) of the linear layer's inputs, the same for every class, float64."""
-        return self.problem.penalty[: self.problem.blocks[0].i].double()
-
     def holds(self, X: Any) -> bool:
         return is_start(X, self.problem)
 
@@ -97,12 +86,7 @@ class FittedSymmetric(Fitted):
 
     def objects(self, X: Any) -> Tensor:
         """Objects (m, ...) as the linear layer is given them."""
-        return self.design(self.inputs(X))
-
-    def design(self, X: Tensor) -> Tensor:
-        """Inputs (k, d) of the linear layer, the intercept's one included, float64; their coordinates where there is a span."""
-        a = self.problem.trace(X).inputs[self.problem.blocks[0].layer].double()
-        return a if self.span is None else by_numpy(self.span.coordinates, a)
+        return self.regression.design(self.inputs(X))
 
     def log_proba(self, X: Any) -> FloatArray:
         return finite_rows(problem_log_proba(self.problem, X))
@@ -148,16 +132,19 @@ class FittedSymmetric(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The problem, the span its inputs have coordinates in, and where its base fit started from."""
-        return {"problem": self.problem, "start": self.bag.start, "memory": self.memory, "span": self.span}
+        return {"problem": self.problem, "start": self.bag.start, "memory": self.memory} | {
+            "span": self.regression.span
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same; the base fit anew from the same start, which gives the same bits."""
         problem, memory = expect(state["problem"], Problem), expect(state["memory"], int)
         require(memory > 0, "memory")
-        out = cls(problem, memory, expect(state["start"], Tensor), expect(state["span"], Span, type(None)))
-        require(out.bag.base.error < 1, "base fit")
-        return out
+        start, span = expect(state["start"], Tensor), expect(state["span"], Span, type(None))
+        regression = Regression.opened(problem, span, start)
+        require(regression.bag.base.error < 1, "base fit")
+        return cls(problem, regression, memory)
 
 
 @savable
@@ -175,11 +162,6 @@ class FittedExact(FittedSymmetric):
         return None
 
 
-def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
-    """What a function of arrays makes of a tensor, on its device."""
-    return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
-
-
 @dataclass(frozen=True)
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
@@ -187,7 +169,7 @@ class Symmetric(Method):
     name = "symmetric"
 
     def fit(self, bag: Bag, config: Config) -> FittedSymmetric:
-        return FittedSymmetric(fit_problem(self.model, bag, config), config.memory)
+        return FittedSymmetric.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)
 
 
 @dataclass(frozen=True)
@@ -197,4 +179,4 @@ class Exact(Method):
     name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedExact:
-        return FittedExact(fit_problem(self.model, bag, config), config.memory)
+        return FittedExact.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)

@@ -11,26 +11,25 @@ import torch
 from sklearn.base import clone
 from torch import Tensor, nn
 
-from fullconformal.curvature import GGN
-from fullconformal.curvature.base import Factor
-from fullconformal.linear.span import FloatArray, in_span
+from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config
 from fullconformal.models.adapters import adapt, is_skorch, read
-from fullconformal.models.logistic import fit_binary, fit_softmax
-from fullconformal.models.networks import is_zero_first, linear, with_new_head
+from fullconformal.models.networks import linear, with_new_head
 from fullconformal.models.requirements import check_classes, check_outputs
 from fullconformal.models.tensors import check_squares, name_of, to_tensor
-from fullconformal.models.training import newton, train
-from fullconformal.problem import Problem, contrast_layers, contrasts_of
-from fullconformal.runtime.numerics import alone, blas_alone
+from fullconformal.models.training import train
+from fullconformal.problem import Problem, contrast_layers
+from fullconformal.runtime.numerics import alone
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
-NEWTON_TOLERANCE = 1e-10  # of the mean gradient, in float64
 
 
-def fit_problem(model: Any, bag: Bag, config: Config, contrasts: bool = False) -> Problem:
-    """Fit a classifier to a bag, and state the problem at its parameters; the built-in regression in contrasts where asked to."""
+def fit_problem(model: Any, bag: Bag, config: Config, contrasts: bool = False, linear_fit: bool = True) -> Problem:
+    """Fit a classifier to a bag, and state the problem at its parameters; the built-in regression in contrasts where asked to.
+
+    Without ``linear_fit`` a linear problem is left to who asked, who fits it as a bag (`methods.convex`).
+    """
     if not isinstance(model, nn.Module):
         check_squares(bag.X, name_of(config.dtype or torch.float64))
     module, penalty = _module(model, bag, config, contrasts)
@@ -46,11 +45,11 @@ def fit_problem(model: Any, bag: Bag, config: Config, contrasts: bool = False) -
             module, X, y, penalty, max_epochs=config.max_epochs, seed=config.seed, progress=config.progress, loss=config.loss
         )  # fmt: skip
     if config.head is not None:
-        return _head_problem(module, config.head, X, y, bag.n_classes, config.l2)
+        return _head_problem(module, config.head, X, y, bag.n_classes, config.l2, linear_fit)
     problem = Problem(module, X, y, penalty, loss=config.loss)
     with alone(problem.n * problem.size):
-        if problem.is_linear and not config.prefit:
-            minimise(problem)
+        if linear_fit and problem.is_linear and not config.prefit:
+            fit_linear(problem)
         check_finite(problem)
     return problem
 
@@ -75,7 +74,7 @@ def _module(model: Any, bag: Bag, config: Config, contrasts: bool) -> tuple[nn.M
         l2 = L2_NETWORK if config.l2 is None else config.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
     unfitted = None if config.prefit else read(model, tuple(bag.X.shape[1:]), len(classes))
-    if unfitted is not None:  # `minimise` fits it
+    if unfitted is not None:  # `fit_linear` fits it
         return unfitted
     labels = bag.y if is_skorch(model) else classes[bag.y]
     fitted = model if config.prefit else fit_foreign(model, bag.X, labels, config.seed)
@@ -96,76 +95,19 @@ def _logistic(
     return module, penalty
 
 
-def _head_problem(network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None) -> Problem:
+def _head_problem(
+    network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None, linear_fit: bool
+) -> Problem:
     """The head refitted as a logistic regression on the features of the frozen rest."""
     X = X.double()
     module, features = with_new_head(network, head, X, n_classes)
     penalty = len(y) * (L2_LINEAR if l2 is None else l2)
     on_features = Problem(nn.Sequential(*list(module)[1:]), features, y, {"0.weight": penalty})
-    minimise(on_features)  # shares the head's parameters with the whole
+    if linear_fit:
+        fit_linear(on_features)  # shares the head's parameters with the whole
     problem = Problem(module, X, y, {"1.weight": penalty})
     check_finite(problem)
     return problem
-
-
-def minimise(problem: Problem) -> None:
-    """Newton's method from the current parameters of a linear problem, in place."""
-    tol = problem.n * max(NEWTON_TOLERANCE, 100 * torch.finfo(problem.X.dtype).eps)
-    start, done = _logistic_fit(problem, tol)
-    if done:
-        problem.assign(start)
-        return
-
-    def value(theta: Tensor) -> Tensor:
-        with torch.no_grad():
-            return problem.value(theta)
-
-    def gradient(theta: Tensor) -> Tensor:
-        problem.assign(theta)
-        return problem.gradient()
-
-    factor: Factor | None = None
-    before = float("inf")
-
-    def step(g: Tensor) -> Tensor:
-        nonlocal factor, before
-        size = float(g.abs().max())
-        if factor is None or size > before / 8:  # the last one serves as long as a step with it gains most of a digit
-            factor = GGN().factor(problem)
-        before = size
-        return factor.solve(g[None])[0]
-
-    problem.assign(newton(start, value, gradient, step, tol))
-
-
-def _logistic_fit(problem: Problem, tol: float) -> tuple[Tensor, bool]:
-    """Parameters of a linear problem, fitted by NumPy where it is a plain logistic regression, and whether that is all to be done."""
-    theta, (block,) = problem.theta, problem.blocks
-    binary = block.layer == 0 and len(problem.tail) == 2 and is_zero_first(problem.tail[1].linear)
-    penalty = problem.penalty.view(block.o, block.i)
-    B = contrasts_of(problem)
-    plain = block.layer == len(problem.tail) - 1 or B is not None
-    # On a GPU the whole Hessian is cheaper than bringing the inputs here.
-    several = plain and not theta.is_cuda and bool((penalty == penalty[0]).all())
-    if not (binary or several):
-        return theta, False
-    if block.layer == 0 and problem.n <= problem.chunk:  # what is small is kept for later
-        inputs = problem.design
-    else:
-        inputs = torch.cat([problem.trace(part).inputs[block.layer] for part in problem.X.split(problem.chunk)])
-    a, W, weight = (part.double().cpu().numpy() for part in (inputs, theta.view(block.o, block.i), penalty[0]))
-    y = problem.y.cpu().numpy()
-
-    def fit(a: FloatArray, W: FloatArray, weight: FloatArray) -> tuple[FloatArray, bool]:
-        with blas_alone(a.shape):
-            if binary:
-                return fit_binary(a, y.astype(np.float64), weight, W[0], tol)[None], True
-            T = np.eye(block.o) if B is None else B.numpy()
-            fitted, size = fit_softmax(a, y, weight, T @ W, tol)
-            return T.T @ fitted, size <= tol
-
-    fitted, done = in_span(fit, a, W, weight)
-    return torch.as_tensor(fitted).to(theta).view(-1), done
 
 
 def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:

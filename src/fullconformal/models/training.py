@@ -1,4 +1,4 @@
-"""Fitting: Newton's method for convex objectives, Adam followed by L-BFGS for networks."""
+"""Fitting networks: Adam, followed by L-BFGS on the whole bag."""
 
 from __future__ import annotations
 
@@ -11,37 +11,6 @@ from fullconformal.losses import SOFTMAX, Loss, NotFinite
 from fullconformal.runtime.numerics import threads
 
 Progress = Callable[[int, int], None]
-
-
-def newton(
-    theta: Tensor,
-    value: Callable[[Tensor], Tensor],
-    gradient: Callable[[Tensor], Tensor],
-    step: Callable[[Tensor], Tensor],
-    tol: float,
-    max_iter: int = 100,
-) -> Tensor:
-    """Minimise from θ (p,) until |∇F|∞ ≤ tol; ``step(g)`` is 𝓗⁻¹g there. Backtracks where a step does not decrease F."""
-    F: Tensor | None = None
-    for _ in range(max_iter):
-        g = gradient(theta)
-        if not torch.isfinite(g).all():
-            raise NotFinite("the gradient of the loss is not finite; scale the features or raise l2")
-        if float(g.abs().max()) <= tol:
-            break
-        F = value(theta) if F is None else F
-        d = step(g)
-        slope = g @ d
-        t, ahead = 1.0, value(theta - d)
-        # Below the rounding of F no decrease can be seen, and a full Newton step is the best there is.
-        rounding = 8 * torch.finfo(F.dtype).eps * F.abs()
-        while not ahead <= F - 1e-4 * t * slope + rounding and t > 1e-10:
-            t /= 2
-            ahead = value(theta - t * d)
-        if t <= 1e-10:
-            break
-        theta, F = theta - t * d, ahead
-    return theta
 
 
 def train(

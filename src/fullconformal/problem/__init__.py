@@ -1,7 +1,7 @@
 """The problem: a model, one objective and the training bag; its losses, gradients and Jacobians."""
 
 from fullconformal.problem.base import CHUNK, Block, Problem
-from fullconformal.problem.contrasts import contrast_layers, contrasts_of, in_contrasts
+from fullconformal.problem.contrasts import contrast_layers, in_contrasts
 from fullconformal.problem.rows import Rows, contract, flat, join, select, squared_norms, summed
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Rows",
     "contract",
     "contrast_layers",
-    "contrasts_of",
     "flat",
     "in_contrasts",
     "join",

@@ -23,15 +23,6 @@ def contrasts(n_classes: int) -> Tensor:
     return (torch.diag(k, -1)[:, :-1] - below) / (k * (k + 1)).sqrt()
 
 
-def contrasts_of(problem: Problem) -> Tensor | None:
-    """B (C, C − 1), float64, of a problem in contrasts; None of others."""
-    if [layer.trainable for layer in problem.tail] != [True, False] or len(problem.tail[0].activation):
-        return None
-    outer, B = problem.tail[1], contrasts(problem.n_classes)
-    same = len(outer.parameters) == 1 and torch.equal(outer.linear.weight, B.to(outer.linear.weight))
-    return B.to(outer.linear.weight.device) if same else None
-
-
 @torch.no_grad()
 def contrast_layers(
     n_features: int, n_classes: int, bias: bool, device: torch.device | str, dtype: torch.dtype

@@ -1,0 +1,107 @@
+"""A linear problem as a bag: its design matrix, penalty and span, and its parameters from the bag's fit.
+
+The problem's trainable layer has outputs z = Wa (o,), frozen layers make logits f = Az of them, and relative to class 0 these are Mz with
+M (K, o) the rows of A less its first. Of all W with the same Θ = MW the penalty prefers W = M⁺Θ, and is Θᵀ(MMᵀ)⁻¹Θ there. So a bag with
+that matrix between classes has the same minimum, whether M takes differences of C rows, of contrasts, or is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from fullconformal.linear.bag import LinearBag
+from fullconformal.linear.span import FEWER, FloatArray, Span, span_of
+from fullconformal.losses import SOFTMAX
+from fullconformal.problem import Problem
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A linear problem, the bag it is, the span in which the bag has its coordinates, and M (K, o)."""
+
+    problem: Problem
+    bag: LinearBag
+    span: Span | None
+    outputs: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem) -> Regression | None:
+        """The regression that a problem is, started from its parameters; None of a problem that is none."""
+        M = relative_outputs(problem)
+        if M is None:
+            return None
+        (block,) = problem.blocks
+        a, penalty = design(problem, problem.X), problem.penalty[: block.i].double()
+        # A look at the columns here, where they are, saves a large design matrix its way to NumPy.
+        narrow = len(a) > FEWER * a.shape[1] and bool(a.any(0).all())
+        span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
+        W = problem.theta.view(block.o, block.i).double()
+        start = (M @ (W if span is None else by_numpy(span.start, W))).T
+        return cls.opened(problem, span, start, M, a)
+
+    @classmethod
+    def opened(
+        cls, problem: Problem, span: Span | None, start: Tensor, M: Tensor | None = None, a: Tensor | None = None
+    ) -> Regression:
+        """The same from a known span, whose fit on Z starts from weights (d, K)."""
+        M = relative_outputs(problem) if M is None else M
+        if M is None:
+            raise ValueError("the model is no logistic regression with one L2 penalty for all classes.")
+        a, penalty = design(problem, problem.X) if a is None else a, problem.penalty[: problem.blocks[0].i].double()
+        names = None
+        if span is not None:
+            a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names()
+        bag = LinearBag(a, problem.y, problem.n_classes, penalty, start, names, torch.linalg.inv(M @ M.T).contiguous())
+        return cls(problem, bag, span, M)
+
+    def design(self, X: Tensor) -> Tensor:
+        """Inputs X of the model as the bag knows them (k, d)."""
+        a = design(self.problem, X)
+        return a if self.span is None else by_numpy(self.span.coordinates, a)
+
+    def assign(self, theta: Tensor) -> None:
+        """Make weights Θ (d, K) of the bag the problem's parameters, rounded to its precision."""
+        W = torch.linalg.pinv(self.outputs) @ theta.T
+        W = W if self.span is None else by_numpy(self.span.weights, W)
+        self.problem.assign(W.reshape(-1).to(self.problem.X.dtype))
+
+
+def fit_linear(problem: Problem) -> None:
+    """Fit a linear problem in place. One that is no `Regression` keeps the parameters it has."""
+    regression = Regression.of(problem)
+    if regression is not None:
+        regression.assign(regression.bag.fit.theta[:, :, 0])
+
+
+@torch.no_grad()
+def relative_outputs(problem: Problem) -> Tensor | None:
+    """M (K, o), float64, of a linear problem; None where no bag has its logits or its penalty."""
+    (block,) = problem.blocks
+    penalty, after = problem.penalty.view(block.o, block.i), problem.tail[block.layer + 1 :]
+    constant = any(layer.linear.bias is not None and bool(layer.linear.bias.any()) for layer in after)
+    if constant or problem.loss != SOFTMAX or not bool((penalty == penalty[0]).all()):
+        return None
+    start = torch.eye(block.o, dtype=torch.float64, device=problem.X.device)
+    A = reduce(lambda A, layer: layer.linear.weight.double() @ A, after, start)
+    M = A[1:] - A[0]
+    return M if int(torch.linalg.matrix_rank(M)) == len(M) else None
+
+
+@torch.no_grad()
+def design(problem: Problem, X: Tensor) -> Tensor:
+    """Inputs (k, i) of the trainable layer, the intercept's one included, float64."""
+    layer = problem.blocks[0].layer
+    if X is problem.X and layer == 0 and problem.n <= problem.chunk:  # which keeps them
+        return problem.design.double()
+    parts = [problem.trace(part).inputs[layer] for part in X.split(problem.chunk)]
+    return torch.cat(parts).double() if len(parts) > 1 else parts[0].double()
+
+
+def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
+    """What a function of arrays makes of a tensor, on its device."""
+    return torch.as_tensor(function(x.cpu().numpy())).to(x.device)

@@ -1,0 +1,94 @@
+"""Newton's step 𝓗⁻¹∇F of changed bags: by factorised Hessians, or, for one large bag, by conjugate gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullconformal.linear.bag import Change, LinearBag
+from fullconformal.linear.hessian import factor, hessian
+from fullconformal.linear.products import gram
+from fullconformal.losses.relative import second
+
+# Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
+# below, their many small steps take longer.
+LARGE = 2**22
+MOST = 100  # products, after which the Hessian itself is
+
+
+class Steps:
+    """Newton's steps for the columns of one minimisation."""
+
+    def __init__(self, bag: LinearBag, change: Change | None) -> None:
+        (n, d), K = bag.X.shape, bag.K
+        self.bag, self.change = bag, change
+        self.iterative = change is None and n * d * d * K * (K + 1) // 2 > LARGE
+        self.inverse: Any = None
+
+    def __call__(self, theta: Tensor, pi: Tensor, G: Tensor, left: float) -> Tensor | None:
+        """Steps (d, K, B) at Θ with probabilities (n, K, B) and gradients G (d, K, B); None where a Hessian is singular.
+
+        Conjugate gradients may leave a share ``left`` of the gradient, in the norm of the preconditioner.
+        """
+        if self.iterative:
+            step = self._conjugate(pi[:, :, 0].T.contiguous(), G[:, :, 0].T.contiguous(), left)
+            if step is not None:
+                return step.T[:, :, None]
+        L = factor(hessian(self.bag, self.change, theta, second(pi)))
+        if L is None:
+            return None
+        return torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(G.shape)
+
+    def _conjugate(self, pi: Tensor, G: Tensor, left: float) -> Tensor | None:
+        """The step (K, d) of one bag, given probabilities (K, n) and the gradient (K, d); None where it takes too many products.
+
+        Only what arrays of NumPy and of torch have in common: on a CPU NumPy's small products take half the time.
+        """
+        self.inverse = self._blocks(pi) if self.inverse is None else self.inverse
+        if self.inverse is None:
+            return None
+        bag = self.bag
+        X, penalty, T, inverse, p, r = (
+            arrays(part) for part in (bag.X, bag.penalty, bag.coupling, self.inverse, pi, G)
+        )
+        step, v, rows = 0 * r, 0 * r, arrays(G.new_empty(bag.n_classes, G.shape[1], 1))
+        before, goal = 1.0, 0.0
+        for products in range(MOST):
+            # Blocks of all C classes treat them alike, those of the K relative to the first would not.
+            rows[1:, :, 0], rows[0, :, 0] = r, -r.sum(0)
+            solved = (inverse @ rows)[:, :, 0]
+            s = solved[1:] - solved[0]
+            rs = float((r * s).sum())
+            goal = goal or left**2 * rs
+            if not goal < rs < torch.inf:
+                # Another preconditioner costs as much as about d/4 products.
+                self.inverse = None if products > bag.X.shape[1] / 4 else self.inverse
+                return torch.as_tensor(step) if rs <= goal else None
+            v = s + rs / before * v
+            before = rs
+            u = v @ X.T
+            u *= p
+            u -= p * u.sum(0)
+            Hv = u @ X + (T @ v) * penalty
+            t = rs / float((v * Hv).sum())
+            step, r = step + t * v, r - t * Hv
+        self.inverse = None
+        return None
+
+    def _blocks(self, pi: Tensor) -> Tensor | None:
+        """Inverses (C, d, d) of the Hessian's diagonal blocks Σ π_c(1 − π_c) xxᵀ + Λ, one for each class; None where one is singular."""
+        X, pi = self.bag.X, torch.cat([1 - pi.sum(0, keepdim=True), pi])
+        weights = (pi * (1 - pi)).clamp_(min=0.0)
+        # At the start, and of two classes, they are all the same but for rounding.
+        distinct = weights[:1] if bool((weights - weights[0]).abs().max() < 1e-12) else weights
+        L, failed = torch.linalg.cholesky_ex(
+            torch.stack([gram(X * w.sqrt()[:, None]) for w in distinct]) + torch.diag(self.bag.penalty)
+        )
+        return None if bool(failed.any()) else torch.cholesky_inverse(L).expand(len(weights), -1, -1)
+
+
+def arrays(x: Tensor) -> Any:
+    """A tensor as an array of NumPy where it is on a CPU."""
+    return x if x.is_cuda else x.numpy()
