@@ -12,6 +12,7 @@ import warnings
 
 import numpy as np
 import torch
+from fullconformal.influence.pruned import pruned_counts
 from measure import console, seconds, show
 from sklearn.datasets import make_classification
 from torch import nn
@@ -19,7 +20,6 @@ from torch.func import functional_call, hessian
 
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import GGN, Hessian
-from fullconformal.influence.pruned import pruned_counts
 from fullconformal.models import mlp
 from fullconformal.models.training import train
 from fullconformal.problem import Problem, flat

@@ -2,8 +2,8 @@
 
 Kept are the training points as the model sees them, the model's weights, and of the curvature the factor with the losses and
 self-influences: forming, factorising and solving for every point is what a fit spends its time on. Made again, because it costs less
-than a prediction of a few points: gradients, 𝓗⁻¹g_i where they were held (they would be most of the file), the convex base fit (a few
-Hessians from where it started), and scikit-learn's neighbour trees.
+than a prediction of a few points: gradients, half-solved ones where they fit the memory (they would be most of the file), the convex base
+fit (a few Hessians from where it started), and scikit-learn's neighbour trees.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ Made = TypeVar("Made", bound=Differentiable)
 
 def pack_influence(engine: Influence, _: Packer) -> Values:
     """What the curvature cost, and how the rest is to be made again."""
-    training = exactly(Influence, engine).training
+    prepared = exactly(Influence, engine).prepared
     return {
         "problem": engine.problem,
         "span": engine.span,
-        "factor": training.factor,
-        "loss": training.loss,
-        "self_influence": training.self_influence,
-        "influence_slack": training.influence_slack,
-        "keep_solved": training.solved is not None,
-        "memory": training.memory,
+        "factor": prepared.factor,
+        "loss": prepared.loss,
+        "self_influence": prepared.self_influence,
+        "memory": prepared.memory,
         "name": engine.name,
         "damping_chosen": engine.damping_chosen,
         "held": engine.held,
@@ -61,14 +59,15 @@ def unpack_influence(values: Values, _: Unpacker) -> Influence:
     engine.span = expect(values.get("span"), Span, type(None))
     problem, factor, memory = engine.problem, values["factor"], expect(values["memory"], int)
     engine.curvature, factor = None, expect(factor, Factor)
-    loss = expect(values["loss"], Tensor)
-    # A file of an earlier version has half-solved self-influences, which err by no more than their rounding.
-    known = loss, values["self_influence"], values.get("influence_slack", torch.zeros_like(loss))
+    known = expect(values["loss"], Tensor), expect(values["self_influence"], Tensor)
     require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
-    require(all(bool(part.isfinite().all()) for part in known) and bool((known[2] >= 0).all()), "losses")
+    require(all(bool(part.isfinite().all()) for part in known), "losses")
+    # A file of an earlier version may have self-influences that err by more than their rounding: they are computed anew.
+    slack = values.get("influence_slack")
+    anew = slack is not None and bool(expect(slack, Tensor).any())
     solved = factor.solve(problem.theta[None])
     require(solved.shape == (1, problem.p) and bool(solved.isfinite().all()), "curvature")
-    engine.training = prepare(problem, factor, memory, expect(values["keep_solved"], bool), known)
+    engine.prepared = prepare(problem, factor, memory, None if anew else known)
     engine.name, engine.damping_chosen = expect(values["name"], str), expect(values["damping_chosen"], bool)
     engine.held, engine.foretold = expect(values["held"], str), expect(values["foretold"], tuple)
     require(all(type(text) is str for text in engine.foretold), "estimates")

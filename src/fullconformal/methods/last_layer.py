@@ -107,7 +107,7 @@ class OnFeatures(Engine):
 
     def __init__(
         self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], curvature: Curvature, device: torch.device,
-        memory: int, prune: bool | str, progress: Progress | None,
+        memory: int, progress: Progress | None,
     ):  # fmt: skip
         self.head, self.input_shape, batches = open_stream(network, stream, device, progress)
         layer = self.head.layer
@@ -125,7 +125,7 @@ class OnFeatures(Engine):
         on = {f"0.{part}": self.n * self.head.penalty(penalty, part) for part in ("weight", "bias")}
         top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
         problem = Problem(top, features, y, {k: v for k, v in on.items() if k in dict(top.named_parameters())})
-        self.inner = Influence(problem, curvature, "ggn of the last layer", memory, prune)
+        self.inner = Influence(problem, curvature, "ggn of the last layer", memory)
 
     def features(self, X: Any) -> Any:
         """What the layer is given for objects X (m, ...)."""
@@ -178,7 +178,7 @@ def prefit_engine(
     penalty = dict.fromkeys(dict(network.named_parameters()), l2)
     if options.curvature == "last_layer":
         curvature = GGN(options.damping)
-        return OnFeatures(network, stream, penalty, curvature, device, options._memory, options.prune, progress)
+        return OnFeatures(network, stream, penalty, curvature, device, options._memory, progress)
     return _kronecker(options, network, stream, penalty, device, progress)
 
 

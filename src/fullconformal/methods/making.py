@@ -70,7 +70,7 @@ def _make_engine(
     name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
     problem = hold_fixed(problem, keep)
     problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
-    return Influence(problem, choice.curvature, name, memory, options.prune, held, foretold, fit)
+    return Influence(problem, choice.curvature, name, memory, held, foretold, fit)
 
 
 def _open_fit(
