@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, MODELS, ResNet, draw, resnet18
+from fullconformal.influence.pruned import pruned_counts
 from torch import nn
 
 from fullconformal import FullConformalClassifier, load
@@ -12,7 +13,6 @@ from fullconformal.influence.direct import direct
 from fullconformal.influence.indirect import indirect
 from fullconformal.influence.newton import newton
 from fullconformal.influence.prepared import prepare
-from fullconformal.influence.pruned import pruned_counts
 from fullconformal.influence.scores import count_scores
 from fullconformal.models import Autoencoder, cnn, mlp
 from fullconformal.problem import Problem

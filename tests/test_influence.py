@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, DENSE, MODELS, draw
+from fullconformal.influence.halved import Halved, counts_by_halves
+from fullconformal.influence.pruned import pruned_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live import Live
@@ -16,11 +18,9 @@ from fullconformal import pvalues
 from fullconformal.influence import pruned as pruning
 from fullconformal.influence import windows
 from fullconformal.influence.direct import direct
-from fullconformal.influence.halved import Halved, counts_by_halves
 from fullconformal.influence.indirect import indirect
 from fullconformal.influence.newton import newton, removal
 from fullconformal.influence.prepared import prepare
-from fullconformal.influence.pruned import pruned_counts
 from fullconformal.influence.scores import all_scores, candidate_gradients, count_excess, count_scores
 from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses import SOFTMAX

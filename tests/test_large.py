@@ -6,6 +6,7 @@ import torch
 from cases import CURVATURES, MODELS, ResNet, draw
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
 from fullconformal.curvature.block import module_slices
+from fullconformal.influence.halved import Halved
 from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
@@ -14,7 +15,6 @@ from fullconformal.curvature.base import Halves
 from fullconformal.curvature.kronecker import Part, kronecker_factors
 from fullconformal.curvature.layers import Layer, Place, read_layers
 from fullconformal.influence import halved as halved_module
-from fullconformal.influence.halved import Halved
 from fullconformal.losses import SOFTMAX
 from fullconformal.models import mlp
 from fullconformal.problem import Problem, flat

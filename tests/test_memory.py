@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import resnet18
+from fullconformal.influence.halved import Halved, counts_by_halves
 from live import Live
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -13,7 +14,6 @@ from fullconformal.curvature.dense import IN_PLACE, MANY, factorise
 from fullconformal.curvature.kronecker import Basis, LayerHalves, Part, kronecker_factors
 from fullconformal.curvature.layers import positions, read_layers
 from fullconformal.curvature.linear import PORTION, TEMPORARY, linear_curvature
-from fullconformal.influence.halved import Halved, counts_by_halves
 from fullconformal.models import linear
 from fullconformal.problem import Problem, in_contrasts
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, MODELS, draw
+from fullconformal.influence.single import is_worth_it, single_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live import Live
@@ -16,7 +17,6 @@ from fullconformal.influence import single
 from fullconformal.influence.direct import direct
 from fullconformal.influence.prepared import Training, prepare
 from fullconformal.influence.scores import all_scores, count_scores
-from fullconformal.influence.single import is_worth_it, single_counts
 from fullconformal.models import linear
 from fullconformal.problem import Problem, Rows, squared_norms
 

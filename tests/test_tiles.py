@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CURVATURES, MODELS, draw
+from fullconformal.influence.tiles import Points, is_worth_it, tiled_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_classification
@@ -25,7 +26,6 @@ from fullconformal.influence.candidates import Candidates, candidates_of, roots_
 from fullconformal.influence.direct import direct
 from fullconformal.influence.prepared import Training, prepare
 from fullconformal.influence.scores import all_scores, candidate_gradients, count_scores, half_solved
-from fullconformal.influence.tiles import Points, is_worth_it, tiled_counts
 from fullconformal.losses import SOFTMAX
 from fullconformal.methods import engines, keeping
 from fullconformal.methods.engines import APPROXIMATIONS, Query, influence_counts

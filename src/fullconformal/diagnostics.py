@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fullconformal.curvature.base import smallest_eigenvalue
-from fullconformal.influence.prepared import Training
+from fullconformal.influence.prepared import Prepared
 
 PENALTY = "raise l2 (of scikit-learn's models: alpha, or lower C)"
 
@@ -123,7 +123,7 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    training: Training,
+    prepared: Prepared,
     curvature: str,
     damping_chosen: bool,
     valid: bool = False,
@@ -135,8 +135,8 @@ def diagnose(
 
     `search` looks for the smallest eigenvalue where it is not known, of which no warning speaks.
     """
-    problem, factor, n = training.problem, training.factor, training.problem.n
-    g, s, smallest = problem.gradient(training.gradients), training.self_influence, factor.smallest_eigenvalue
+    problem, factor, n = prepared.problem, prepared.factor, prepared.problem.n
+    g, s, smallest = problem.gradient(prepared.gradients), prepared.self_influence, factor.smallest_eigenvalue
     if search and math.isnan(smallest):
         smallest = smallest_eigenvalue(factor.solve, problem.theta)
     return Diagnostics(
@@ -150,8 +150,8 @@ def diagnose(
         damping_chosen=damping_chosen,
         smallest_eigenvalue=smallest / n,
         positive_definite=factor.positive_definite,
-        largest_leverage=float(problem.loss.leverage(training.loss, s).max()),
-        negative_scores=int((training.loss < s).sum()),
+        largest_leverage=float(problem.loss.leverage(prepared.loss, s).max()),
+        negative_scores=int((prepared.loss < s).sum()),
         valid=valid,
         held=held,
         estimates=estimates,

@@ -39,16 +39,13 @@ class Halves(ABC):
 class Factor(ABC):
     """A factorised 𝓗, acting on rows: `solve` maps (k, p) to rows times 𝓗⁻¹.
 
-    Where there is a half, 𝓗 = RRᵀ, `half` is R⁻¹ so that |half(g)|² = gᵀ𝓗⁻¹g, and solve = back ∘ half.
+    Where it is positive definite, 𝓗 = RRᵀ, `half` is R⁻¹ so that |half(g)|² = gᵀ𝓗⁻¹g, and solve = back ∘ half.
     """
 
     damping: float
     smallest_eigenvalue: float  # NaN where nothing but diagnostics would ask for it, which then look for it
     floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
-    positive_definite: bool = True
-    has_half: bool = True
-    travels: bool = True  # whether it can go to another process, without the training points
-    accuracy: float = 0.0  # bound of |solve(g) − 𝓗⁻¹g| relative to |𝓗⁻¹g|, in the norm of 𝓗; 0: rounding only
+    positive_definite: bool = True  # there is a half
 
     @property
     @abstractmethod
@@ -77,24 +74,16 @@ class Factor(ABC):
         return self.back(self.half(rows))
 
     def influence(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Self-influences g𝓗⁻¹gᵀ (k,) of rows g, and what `solved` makes 𝓗⁻¹g of at no more than half a solve, (k, p)."""
-        if self.has_half:
+        """Self-influences g𝓗⁻¹gᵀ (k,) of rows g, and the half-solved rows; 𝓗⁻¹g (k, p) where there is no half."""
+        if self.positive_definite:
             half = self.half(rows)
             return torch.linalg.vector_norm(half, dim=1).square_(), half
         solved = self.solve(rows)
         return (solved * rows).sum(1), solved
 
-    def inverse(self) -> Tensor | None:
-        """𝓗⁻¹ (p, p), where it costs less than solves for a few rows; None where it would not."""
-        return None
-
     def halves(self, problem: Problem, memory: int) -> Halves | None:
         """A shorter way to half-solved gradients of points, with about `memory` bytes; None where there is none."""
         return None
-
-    def solved(self, kept: Tensor) -> Tensor:
-        """rows · 𝓗⁻¹ from what `influence` returned second."""
-        return self.back(kept) if self.has_half else kept
 
 
 @dataclass(frozen=True)

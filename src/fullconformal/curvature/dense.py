@@ -27,7 +27,6 @@ from fullconformal.storage import savable
 MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
 IN_PLACE = 1024  # parameters from which the inverse is worth another library
 LARGE = 4096  # parameters up to which a copy of 𝓗 costs nothing
-IDLE = 8  # one parameter in so many must be idle for the copy to pay and to fit
 
 
 @savable
@@ -41,22 +40,14 @@ class DenseFactor(Factor):
     smallest_eigenvalue: float
     floor: float
     inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
-    # Parameters that meet no other in 𝓗, such as those of a dead unit, are divided by the roots of their diagonal entries, (idle,), and
-    # are last in this order (p,) of the half-solved; the matrix is that of the others.
-    order: Tensor | None = None
-    roots: Tensor | None = None
 
     @property
     def positive_definite(self) -> bool:  # type: ignore[override]
         return self.pivots is None
 
     @property
-    def has_half(self) -> bool:  # type: ignore[override]
-        return self.pivots is None
-
-    @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.matrix, self.order, self.roots) if part is not None)
+        return self.matrix.nbytes
 
     @property
     def flops(self) -> float:
@@ -64,44 +55,27 @@ class DenseFactor(Factor):
 
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, (k, p)."""
-        if self.order is None or self.roots is None:
-            return self._half(rows)
-        columns, p = rows.mT.index_select(0, self.order), len(self.matrix)
-        return torch.cat([self._half(columns[:p].mT).mT, columns[p:] / self.roots[:, None]]).mT
+        if self.inverted:
+            return times_triangular(rows, self.matrix)
+        out: Tensor = torch.linalg.solve_triangular(self.matrix, rows.mT, upper=False).mT
+        return out
 
     def written_half(self, like: Tensor) -> Tensor:
         """L⁻ᵀ (p, p)."""
-        return self.matrix.mT if self.inverted and self.order is None else super().written_half(like)
-
-    def inverse(self) -> Tensor | None:
-        """𝓗⁻¹ (p, p), where L⁻¹ is at hand."""
-        return self.matrix.mT @ self.matrix if self.inverted and self.order is None else None
+        return self.matrix.mT if self.inverted else super().written_half(like)
 
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, (k, p)."""
-        if self.order is None or self.roots is None:
-            return self._back(rows)
-        p = len(self.matrix)
-        columns = torch.cat([self._back(rows[:, :p]).mT, rows[:, p:].mT / self.roots[:, None]])
-        return columns.index_select(0, self.order.argsort()).mT
+        if self.inverted:
+            return rows @ self.matrix
+        out: Tensor = torch.linalg.solve_triangular(self.matrix.mT, rows.mT, upper=True).mT
+        return out
 
     def solve(self, rows: Tensor) -> Tensor:
         """rows · 𝓗⁻¹, (k, p)."""
         if self.pivots is None:
             return self.back(self.half(rows))
         out: Tensor = torch.linalg.lu_solve(self.matrix, self.pivots, rows.mT).mT
-        return out
-
-    def _half(self, rows: Tensor) -> Tensor:
-        if self.inverted:
-            return times_triangular(rows, self.matrix)
-        out: Tensor = torch.linalg.solve_triangular(self.matrix, rows.mT, upper=False).mT
-        return out
-
-    def _back(self, rows: Tensor) -> Tensor:
-        if self.inverted:
-            return rows @ self.matrix
-        out: Tensor = torch.linalg.solve_triangular(self.matrix.mT, rows.mT, upper=True).mT
         return out
 
 
@@ -155,18 +129,14 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     # A pivot at rounding level is a singular matrix that happened to pass.
     least = len(H) * torch.finfo(H.dtype).eps * n * scale
     lowest = float(H.diagonal().min())
-    meeting, idle = meeting_and_idle(H)
-    A, rest = H[meeting][:, meeting] if len(idle) else H, H.diagonal()[idle]
     added = 0.0
 
     def cholesky(rung: float) -> Tensor | None:
         nonlocal added
-        A.diagonal().add_(n * (rung - added))
+        H.diagonal().add_(n * (rung - added))
         added = rung
-        if len(rest) and float(rest.min()) + n * rung <= least:
-            return None
         # LAPACK's columns of Lᵀ are rows of L: this and solves with it wait less often for one another's threads.
-        R, failed = torch.linalg.cholesky_ex(A, upper=True)
+        R, failed = torch.linalg.cholesky_ex(H, upper=True)
         return None if failed or float(R.diagonal().min()) ** 2 <= least else R.mT
 
     if damping is not None:
@@ -178,7 +148,6 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
     if L is not None:
         inverted = len(L) <= SMALL or L.is_cuda or (n >= MANY * len(L) and len(L) <= LARGE)
         R = inverse_triangular(L) if inverted else L
-        moved = {"order": torch.cat([meeting, idle]), "roots": (rest + n * rung).sqrt().to(dtype)} if len(rest) else {}
         # Sums and the factorisation may leave eigenvalues below those that the penalty grants: (n + p)u of the trace in float64, while
         # those of sums in float32 are looked at.
         smallest, bound = math.nan, floor + n * rung - (n + len(H)) * torch.finfo(H.dtype).eps / 2 * n * scale * len(H)
@@ -186,27 +155,12 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
             smallest = smallest_eigenvalue(
                 lambda v: (v @ R.mT) @ R if inverted else torch.cholesky_solve(v.mT, L.mT, upper=True).mT, L[0]
             )
-            smallest = min(smallest, float(rest.min()) + n * rung) if len(rest) else smallest
             bound = min(floor + n * rung, smallest)
-        return DenseFactor(R.to(dtype), None, rung, smallest, max(bound, 0.0) if floor >= 0 else 0.0, inverted, **moved)
-    if A is not H:
-        H.diagonal().add_(n * rung)
+        return DenseFactor(R.to(dtype), None, rung, smallest, max(bound, 0.0) if floor >= 0 else 0.0, inverted)
     LU, pivots, singular = torch.linalg.lu_factor_ex(H)
     if singular:
         raise CurvatureError(f"the curvature is singular with damping={rung:g}; leave damping=None, or give more.")
     return DenseFactor(LU.to(dtype), pivots, rung, _lanczos_smallest(H), 0.0)
-
-
-def meeting_and_idle(H: Tensor) -> tuple[Tensor, Tensor]:
-    """Parameters that meet others in 𝓗 (p, p), and those that do not; none of these where leaving them out would not pay."""
-    p = len(H)
-    idle = torch.zeros(p, dtype=torch.bool, device=H.device)
-    one = H[int(H.diagonal().argmax())]  # in whose row every idle parameter has a zero
-    if SMALL < p <= LARGE and IDLE * (p - int(torch.count_nonzero(one))) >= p:
-        idle = torch.count_nonzero(H, dim=1) == (H.diagonal() != 0)
-    if not p <= IDLE * int(idle.sum()) < IDLE * p:
-        idle[:] = False
-    return (~idle).nonzero()[:, 0], idle.nonzero()[:, 0]
 
 
 def inverse_triangular(L: Tensor) -> Tensor:

@@ -1,18 +1,17 @@
-"""Sums of S ⊗ aaᵀ: the curvature of models that are linear in their parameters, and self-influences by its inverse.
+"""Sums of S ⊗ aaᵀ: the curvature of models that are linear in their parameters.
 
-Both are one product with the products of two inputs, of which there are i(i + 1)/2, and of two outputs, o(o + 1)/2.
+One product with the products of two inputs, of which there are i(i + 1)/2, and of two outputs, o(o + 1)/2.
 """
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from fullconformal.linear.products import gram, laid_out, squares
-from fullconformal.problem import Problem, Rows, squared_norms
+from fullconformal.problem import Problem
 
 TEMPORARY = {"cpu": 2**27, "cuda": 2**32}  # bytes of the factors of one product
 PORTION = 1024  # points whose products stay in the cache
@@ -41,34 +40,6 @@ def linear_curvature(problem: Problem) -> Tensor:
         H = laid_out(total, block.o, block.i)
     H.diagonal().add_(problem.penalty)
     return H
-
-
-@torch.no_grad()
-def linear_influences(rows: Rows, inverse: Tensor) -> Tensor:
-    """gᵀMg (n,) of a linear model's gradients g = r ⊗ a, (n, o) ⊗ (n, i), with M = 𝓗⁻¹: Σ_{k,q} r_k r_q · aᵀM_kq a.
-
-    A third of the operations of half a solve, and no g is written out. Terms cancel where 𝓗 is badly conditioned: see `influence_error`.
-    """
-    r, a = rows
-    assert a is not None  # there is no prefix
-    o, i = r.shape[1], a.shape[1]
-    (k, q), (u, v) = (torch.triu_indices(size, size, device=a.device) for size in (o, i))
-    M = inverse.view(o, i, o, i).transpose(1, 2)[k, q]
-    packed = (M + M.mT)[:, u, v]
-    packed[:, u == v] /= 2
-    packed[k != q] *= 2
-    portion = max(1, min(len(a), 2 * PORTION, TEMPORARY.get(a.device.type, TEMPORARY["cpu"]) // (16 * len(u))))
-    out, buffer = a.new_empty(len(a)), a.new_empty(len(u) * portion)
-    for left, right, total in zip(r.split(portion), a.split(portion), out.split(portion), strict=True):
-        columns = left.T.contiguous()
-        torch.sum((packed @ squares(right.T, buffer)).mul_(columns[k]).mul_(columns[q]), 0, out=total)
-    return out
-
-
-def influence_error(rows: Rows, inverse: Tensor) -> Tensor:
-    """Rounding granted to `linear_influences` (n,): that of terms whose sizes sum to no more than |g|² times the largest row sum of |M|."""
-    units = 8 + math.sqrt(len(inverse))
-    return units * torch.finfo(inverse.dtype).eps * inverse.abs().sum(1).max() * squared_norms([rows])
 
 
 def narrow(o: int, i: int) -> bool:

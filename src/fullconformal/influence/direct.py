@@ -7,37 +7,33 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fullconformal.influence.prepared import Training
-from fullconformal.influence.scores import Alpha, candidate_gradients, half_solved, products
+from fullconformal.influence.prepared import Prepared
+from fullconformal.influence.scores import Alpha, candidate_gradients, half_solved
 from fullconformal.problem import flat
 
 
-def direct(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
+def direct(prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     """Scores τ (m, C) of the candidates and α (m, C, k) of the training points in a slice."""
-    problem, factor = training.problem, training.factor
+    problem, factor = prepared.problem, prepared.factor
     logits, J = problem.jacobian(X)
     m, n_classes = logits.shape
     ghat = candidate_gradients(problem.loss, J, logits)
     tau = problem.loss.candidates(logits)
-    solved = torch.empty(0)
-    if training.halved is not None:
-        solved = half_solved(factor, ghat)
-        tau = tau - (1 - q) * (solved**2).sum(-1)
-    elif q < 1 or training.solved is None:
+    if prepared.half is not None:
+        rows = half_solved(factor, ghat)
+        s_hat = (rows**2).sum(-1)
+    else:
         # Not the rows of J, which lie along directions of no curvature as well: their differences would cancel.
         written = flat(ghat)
-        solved = factor.solve(written.flatten(0, 1)).view_as(written)
-        tau = tau - (1 - q) * (written * solved).sum(-1)
-    b = training.loss + q * training.self_influence
+        rows = factor.solve(written.flatten(0, 1)).view_as(written)
+        s_hat = (written * rows).sum(-1)
+    tau = tau - (1 - q) * s_hat
+    b = prepared.loss + q * prepared.self_influence
 
     def alpha(block: slice) -> Tensor:
-        if training.solved is not None:
-            return b[block] - products(training.solved, ghat, block)
-        if training.halved is not None:
-            return b[block] - (solved.flatten(0, 1) @ training.halved[block].T).view(m, n_classes, -1)
-        return b[block] - (solved.flatten(0, 1) @ flat(training.rows(block)).T).view(m, n_classes, -1)
+        points = flat(prepared.rows(block)) if prepared.half is None else prepared.half[block]
+        return b[block] - (rows.flatten(0, 1) @ points.T).view(m, n_classes, -1)
 
     return tau, alpha

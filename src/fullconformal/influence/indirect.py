@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fullconformal.influence.prepared import Training
+from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.scores import Alpha, candidate_gradients
 from fullconformal.problem import Block, Rows, flat
 
 
-def indirect(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
+def indirect(prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     """Scores τ (m, C) of the candidates and α (m, C, k) of the training points in a slice."""
-    problem = training.problem
+    problem = prepared.problem
     theta = problem.theta
     logits, J = problem.jacobian(X)
     m, n_classes = logits.shape
-    steps = training.factor.solve(flat(candidate_gradients(problem.loss, J, logits)).flatten(0, 1))  # 𝓗⁻¹ĝ, (m·C, p)
+    steps = prepared.factor.solve(flat(candidate_gradients(problem.loss, J, logits)).flatten(0, 1))  # 𝓗⁻¹ĝ, (m·C, p)
     labels = torch.arange(n_classes, device=X.device)
     tau = torch.stack([
         problem.loss.value(problem.logits_at(theta - (1 - q) * step, X[c // n_classes][None]), labels[c % n_classes][None])
@@ -34,7 +34,7 @@ def indirect(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
 
     def alpha(block: slice) -> Tensor:
         Z, y = problem.X[block], problem.y[block]
-        own = q * training.solved_rows(block) if q else None
+        own = q * prepared.factor.solve(flat(prepared.rows(block))) if q else None
         extra = _moved(problem.jacobian(Z)[1], own, problem.blocks) if own is not None and problem.is_linear else None
         columns = []
         for step in steps:

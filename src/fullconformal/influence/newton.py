@@ -18,15 +18,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fullconformal.influence.prepared import Training
+from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.scores import Alpha
 from fullconformal.losses import Loss
 from fullconformal.problem import Rows, flat
 
 
-def newton(training: Training, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
+def newton(prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     """Scores τ (m, C) of the candidates and α (m, C, k) of the training points in a slice."""
-    problem, factor, loss = training.problem, training.factor, training.problem.loss
+    problem, factor, loss = prepared.problem, prepared.factor, prepared.problem.loss
     logits, J = problem.jacobian(X)
     m, n_classes = logits.shape
     written = centred(J)

@@ -1,7 +1,7 @@
 """What every approximation of full CP has in common: candidates' gradients, and the loop that turns scores into counts.
 
-An approximation is a function ``scorer(training, X, q)`` that returns the candidates' scores τ (m, C) and a function from a slice of
-training points to their scores α (m, C, k). Training points and candidates pass in blocks; n × (m·C) scores are never held.
+An approximation is a function ``scorer(prepared, X, q)`` that returns the candidates' scores τ (m, C) and a function from a slice of
+training points to their scores α (m, C, k). Prepared points and candidates pass in blocks; n × (m·C) scores are never held.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.curvature.base import CurvatureError, Factor
-from fullconformal.influence.prepared import Training
+from fullconformal.influence.prepared import Prepared
 from fullconformal.losses import Loss
 from fullconformal.problem import Rows, flat
 
-UNIT = 2.0**-24  # of float32's rounding
-TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
-LARGE = 2**17  # terms up to which as many additions err by that many units
 Alpha = Callable[[slice], Tensor]
 Progress = Callable[[int, int], None]
-Scorer = Callable[[Training, Tensor, float], tuple[Tensor, Alpha]]
+Scorer = Callable[[Prepared, Tensor, float], tuple[Tensor, Alpha]]
 
 
 def candidate_gradients(loss: Loss, J: list[Rows], logits: Tensor) -> list[Rows]:
@@ -41,57 +38,38 @@ def half_solved(factor: Factor, ghat: list[Rows]) -> Tensor:
     return factor.half(written.flatten(0, 1)).view_as(written)
 
 
-def written_roots(training: Training, inverse: Tensor | None = None) -> list[Tensor]:
-    """L⁻ᵀ, or 𝓗⁻¹ where it is given, one (i, o·p) tensor a parameter block: an object's a meets it once for all labels."""
-    root = training.factor.written_half(training.problem.theta) if inverse is None else inverse
-    return [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in training.problem.blocks]
-
-
-def products(solved: list[Tensor], rows: list[Rows], block: slice) -> Tensor:
-    """k_i (m, C, k) from kept 𝓗⁻¹g_i (n, o, i) and the candidates' gradients (m, C, o) ⊗ (m, i), which stay factored."""
-    total: Tensor | None = None
-    for whole, (D, a) in zip(solved, rows, strict=True):
-        U = whole[block]
-        k, o, i = U.shape
-        V = (U.reshape(1, k, o) if a is None else (a @ U.reshape(k * o, i).T).view(-1, k, o)).mT
-        part = D * V if o == 1 else D @ V
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
-
-
 @dataclass(frozen=True)
 class Counts:
     """Weight of the training points above and tied with each candidate, (m, C) each; what share of the work was done for them."""
 
     greater: np.ndarray
     equal: np.ndarray
-    touched: float  # share of the pairs whose product was formed
+    touched: float = 1.0  # share of the pairs whose product was formed
     solved: float = 1.0  # share of the candidates that 𝓗⁻¹ met
 
 
 @torch.no_grad()
 def count_scores(
     scorer: Scorer,
-    training: Training,
+    prepared: Prepared,
     X: Tensor,
     q: float,
     weight: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Counts:
     """Counts for the candidates of every x in X (m, ...), block by block."""
-    problem, n_classes = training.problem, training.problem.n_classes
+    problem, n_classes = prepared.problem, prepared.problem.n_classes
     width = max([b.o for b in problem.blocks]) + 8 * n_classes
-    limit = max(1, training.memory // 16 // (width * X.element_size()))
+    limit = max(1, prepared.memory // 16 // (width * X.element_size()))
     # Blocks that stay in the cache; on a GPU few launches.
     most, pairs = (128, 2**17) if X.device.type == "cpu" else (2**10, 2**24 * n_classes)
     k = max(1, min(problem.n, limit, max(256, pairs // (n_classes * min(len(X), most)))))
-    written = training.memory // 8 // (4 * n_classes * problem.p * X.element_size())  # Jacobians of so many objects
+    written = prepared.memory // 8 // (4 * n_classes * problem.p * X.element_size())  # Jacobians of so many objects
     m = max(1, min(len(X), most, limit // k, written))
-    slack, eps = training.slack, training.rounding
+    slack, eps = prepared.slack, prepared.rounding
     greater, equal = [], []
     for start in range(0, len(X), m):
-        tau, alpha = scorer(training, X[start : start + m], q)
+        tau, alpha = scorer(prepared, X[start : start + m], q)
         tau = tau[:, :, None]
         own_slack = eps * tau.abs()
         above = tied = torch.zeros(tau.shape[:2], dtype=torch.float64, device=tau.device)
@@ -104,7 +82,7 @@ def count_scores(
         equal.append(tied)
         if progress is not None:
             progress(min(start + m, len(X)), len(X))
-    return Counts(torch.cat(greater).cpu().numpy(), torch.cat(equal).cpu().numpy(), 1.0)
+    return Counts(torch.cat(greater).cpu().numpy(), torch.cat(equal).cpu().numpy())
 
 
 def count_excess(
@@ -123,7 +101,7 @@ def count_excess(
 
 
 @torch.no_grad()
-def check_far(scorer: Scorer, training: Training, X: Tensor) -> None:
+def check_far(scorer: Scorer, prepared: Prepared, X: Tensor) -> None:
     """Raise where the scores of an object in X (m, ...) overflow; looked for where fourth powers of its values do.
 
     With q = 0 the score holds ŝ, the largest there is.
@@ -134,8 +112,8 @@ def check_far(scorer: Scorer, training: Training, X: Tensor) -> None:
     size = X.abs().flatten(1).amax(1)
     for row in (size > most).nonzero()[:, 0].tolist():
         try:
-            tau, alpha = scorer(training, X[row : row + 1], 0.0)
-            blocks = (alpha(slice(at, at + 256)) for at in range(0, training.problem.n, 256))
+            tau, alpha = scorer(prepared, X[row : row + 1], 0.0)
+            blocks = (alpha(slice(at, at + 256)) for at in range(0, prepared.problem.n, 256))
             finite = all(bool(part.isfinite().all()) for part in chain([tau], blocks))
         except (torch.linalg.LinAlgError, CurvatureError):  # type: ignore[attr-defined]  # of what is not finite
             finite = False
@@ -148,7 +126,7 @@ def check_far(scorer: Scorer, training: Training, X: Tensor) -> None:
 
 
 @torch.no_grad()
-def all_scores(scorer: Scorer, training: Training, X: Tensor, q: float) -> tuple[Tensor, Tensor]:
+def all_scores(scorer: Scorer, prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Tensor]:
     """All scores at once, α (m, C, n) and τ (m, C): for small problems, diagnostics and tests."""
-    tau, alpha = scorer(training, X, q)
-    return alpha(slice(0, training.problem.n)), tau
+    tau, alpha = scorer(prepared, X, q)
+    return alpha(slice(0, prepared.problem.n)), tau

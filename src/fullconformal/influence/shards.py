@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.curvature import Curvature, DenseCurvature, Factor
-from fullconformal.influence.prepared import Known, Training, prepare
+from fullconformal.influence.prepared import Known, Prepared, prepare
 from fullconformal.influence.scores import Progress
 from fullconformal.problem import Problem
 from fullconformal.pvalues import FloatArray
@@ -30,7 +30,7 @@ from fullconformal.runtime.tasks import Call, Work, finished, workers
 TASKS = 4  # a worker: who is done early takes another
 POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block
 LIGHT = 2**20  # bytes
-#: counts (2, m, C) of a sub-bag with its factor, memory and what is known, for objects X (m, ...) and weights (n, C)
+#: counts (2, m, C) of a sub-bag with its factor, memory and what is known, for objects X (m, ...) and weights (n,)
 Rule = Callable[[Problem, Factor, int, Known, Tensor, Tensor | None], FloatArray]
 
 
@@ -78,7 +78,7 @@ class Common(Cargo):
 
 @dataclass(frozen=True, eq=False)
 class Shard(Cargo):
-    """Some training points; what is known of them, ℓ, s and its slack (3, k), and comparison weights (k, C)."""
+    """Some training points; what is known of them, ℓ and s (2, k), and their weights (k,)."""
 
     X: Tensor
     y: Tensor
@@ -99,17 +99,17 @@ def curvature_part(curvature: DenseCurvature, common: Common, shard: Shard) -> F
 
 
 def influence_part(common: Common, shard: Shard) -> FloatArray:
-    """ℓ, s and its slack of a shard, (3, k)."""
+    """ℓ and s of a shard, (2, k)."""
     assert common.factor is not None
-    training = prepare(common.problem(shard), common.factor, common.memory, keep_solved=False)
-    return np.asarray(torch.stack(training.known).cpu().numpy())
+    prepared = prepare(common.problem(shard), common.factor, common.memory)
+    return np.asarray(torch.stack(prepared.known).cpu().numpy())
 
 
 def count_part(rule: Rule, common: Common, shard: Shard, block: Block) -> FloatArray:
     """Counts (2, m, C) of a shard for a block of m objects."""
     assert common.factor is not None and shard.known is not None
-    loss, s, slack = shard.known
-    return rule(common.problem(shard), common.factor, common.memory, (loss, s, slack), block.X, shard.weight)
+    loss, s = shard.known
+    return rule(common.problem(shard), common.factor, common.memory, (loss, s), block.X, shard.weight)
 
 
 # The work -------------------------------------------------------------------------------------------------------------
@@ -186,27 +186,27 @@ class Fit:
         return curvature.factor_of(H, problem)
 
     def influences(self, problem: Problem, factor: Factor, memory: int) -> Known:
-        """ℓ, s and its slack, (n,) each."""
+        """ℓ and s, (n,) each."""
         common = Common(problem.model, problem.penalty, problem.chunk, memory, factor)
-        shards = self.shards(problem, "influences")  # of "influence" earlier versions kept ℓ and s alone
+        shards = self.shards(problem, "influence")
         calls = {name: (influence_part, common, shard) for name, shard in shards.items()}
         found = dict(computed(calls, self.parts, self.work))
-        loss, s, slack = torch.as_tensor(np.concatenate([found[name] for name in shards], axis=1)).to(problem.X)
-        return loss, s, slack
+        loss, s = torch.as_tensor(np.concatenate([found[name] for name in shards], axis=1)).to(problem.X)
+        return loss, s
 
 
 def counts(
-    training: Training, X: Tensor, weight: Tensor | None, rule: Rule, key: str, work: Work, progress: Progress | None
+    prepared: Prepared, X: Tensor, weight: Tensor | None, rule: Rule, key: str, work: Work, progress: Progress | None
 ) -> FloatArray:
     """Counts (2, m, C) of the training points above and tied with each candidate of the objects X (m, ...)."""
-    problem, m = training.problem, len(X)
-    known, digest = torch.stack(training.known), ""
+    problem, m = prepared.problem, len(X)
+    known, digest = torch.stack(prepared.known), ""
     if work.checkpoint is not None:
         seen = [problem.X, problem.y, problem.theta, known, X, *([] if weight is None else [weight])]
         digest = fingerprint(key, *map(array, seen))
     parts = work.parts(f"p-{digest[:16]}")
-    header = parts.open({"fingerprint": digest, "what": "counts", **grid(training, X, workers(work.n_jobs, parts))})
-    common = Common(problem.model, problem.penalty, problem.chunk, training.memory, training.factor)
+    header = parts.open({"fingerprint": digest, "what": "counts", **grid(prepared, X, workers(work.n_jobs, parts))})
+    common = Common(problem.model, problem.penalty, problem.chunk, prepared.memory, prepared.factor)
     shards = [
         Shard(problem.X[at], problem.y[at], known[:, at], None if weight is None else weight[at])
         for at in cut(problem.n, header["shards"])
@@ -225,11 +225,11 @@ def counts(
     return total
 
 
-def grid(training: Training, X: Tensor, staff: int) -> dict[str, int]:
+def grid(prepared: Prepared, X: Tensor, staff: int) -> dict[str, int]:
     """Into how many blocks of objects and shards of points to cut: objects first, as every shard meets the factor with each of them."""
-    n, m, size = training.problem.n, len(X), training.problem.X.nbytes
+    n, m, size = prepared.problem.n, len(X), prepared.problem.X.nbytes
     blocks = max(1, min(TASKS * staff, m // OBJECTS), -(-m // MOST_OBJECTS))
-    shards = max(-(-TASKS * staff // blocks), -(-4 * size // training.memory))
+    shards = max(-(-TASKS * staff // blocks), -(-4 * size // prepared.memory))
     return {"blocks": blocks, "shards": max(1, min(shards, n // POINTS))}
 
 

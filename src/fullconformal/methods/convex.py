@@ -127,8 +127,8 @@ class FittedSymmetric(Fitted):
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        training = prepare(self.problem, GGN().factor(self.problem), 2**30, False)
-        return diagnose(training, "ggn", True, valid=True)
+        prepared = prepare(self.problem, GGN().factor(self.problem), 2**30)
+        return diagnose(prepared, "ggn", True, valid=True)
 
     def state(self) -> dict[str, Any]:
         """The problem, the span its inputs have coordinates in, and where its base fit started from."""

@@ -15,8 +15,8 @@ from fullconformal.curvature import CURVATURES, Curvature, DenseCurvature, Facto
 from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
-from fullconformal.influence.prepared import Known, Training, prepare
-from fullconformal.influence.pruned import pruned_counts
+from fullconformal.influence.counter import direct_counts
+from fullconformal.influence.prepared import Known, Prepared, prepare
 from fullconformal.influence.scores import Counts, all_scores, check_far, count_scores
 from fullconformal.influence.shards import Fit
 from fullconformal.linear.span import Span, span_of
@@ -42,14 +42,14 @@ class FittedInfluence(Fitted):
     guarantee = "approximate"
 
     def __init__(
-        self, training: Training, curvature: str, damping_chosen: bool, held: str = "", estimates: tuple[str, ...] = (),
+        self, prepared: Prepared, curvature: str, damping_chosen: bool, held: str = "", estimates: tuple[str, ...] = (),
         span: Span | None = None,
     ):  # fmt: skip
         """`held` names the parameters that the curvature leaves out, `estimates` what the curvatures considered would take.
 
         Where there is a `span` the problem's inputs are coordinates in it.
         """
-        self.training, self.problem, self.span = training, training.problem, span
+        self.prepared, self.problem, self.span = prepared, prepared.problem, span
         self.n, self.n_classes = self.problem.n, self.problem.n_classes
         self.curvature, self.damping_chosen, self.held, self.estimates = curvature, damping_chosen, held, estimates
 
@@ -84,21 +84,22 @@ class FittedInfluence(Fitted):
         return torch.finfo(self.problem.X.dtype).eps
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        X, training = self.inputs(X), self.training
-        check_far(APPROXIMATIONS[query.approximation], training, X)
+        X, prepared = self.inputs(X), self.prepared
+        check_far(APPROXIMATIONS[query.approximation], prepared, X)
         if query.work.shared:
             asked = Query(query.q, query.approximation, query.prune, None, query.class_conditional)
-            key = repr((asked.q, asked.approximation, type(training.factor).__name__, training.factor.damping))
+            factor = prepared.factor
+            key = repr((asked.q, asked.approximation, asked.class_conditional, type(factor).__name__, factor.damping))
             rule = partial(shard_counts, query=asked)
             weights = None if query.points is None else torch.as_tensor(query.points, device=X.device)
-            greater, equal = shards.counts(training, X, weights, rule, key, query.work, query.progress)
+            greater, equal = shards.counts(prepared, X, weights, rule, key, query.work, query.progress)
             return greater, equal
         with alone(max(self.n, len(X) * self.problem.n_classes) * self.problem.size):
-            out = influence_counts(training, X, query)
+            out = influence_counts(prepared, X, query)
         return out.greater, out.equal
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        alpha, tau = all_scores(APPROXIMATIONS[query.approximation], self.training, self.inputs(X), query.q)
+        alpha, tau = all_scores(APPROXIMATIONS[query.approximation], self.prepared, self.inputs(X), query.q)
         return alpha.double().cpu().numpy(), tau.double().cpu().numpy()
 
     @cached_property
@@ -110,19 +111,18 @@ class FittedInfluence(Fitted):
         return self._diagnose(search=False).warnings
 
     def _diagnose(self, search: bool = True) -> Diagnostics:
-        return diagnose(self.training, self.curvature, self.damping_chosen, False, self.held, self.estimates, search)
+        return diagnose(self.prepared, self.curvature, self.damping_chosen, False, self.held, self.estimates, search)
 
     def state(self) -> dict[str, Any]:
         """What the curvature cost; gradients and half-solved gradients are made again, which takes less than a prediction."""
-        training = self.training
+        prepared = self.prepared
         return {
             "problem": self.problem,
             "span": self.span,
-            "factor": training.factor,
-            "loss": training.loss,
-            "self_influence": training.self_influence,
-            "influence_slack": training.influence_slack,
-            "memory": training.memory,
+            "factor": prepared.factor,
+            "loss": prepared.loss,
+            "self_influence": prepared.self_influence,
+            "memory": prepared.memory,
             "curvature": self.curvature,
             "damping_chosen": self.damping_chosen,
             "held": self.held,
@@ -135,16 +135,16 @@ class FittedInfluence(Fitted):
         problem, factor, memory = (
             expect(state[name], kind) for name, kind in (("problem", Problem), ("factor", Factor), ("memory", int))
         )
-        known = tuple(expect(state[name], Tensor) for name in ("loss", "self_influence", "influence_slack"))
+        known = tuple(expect(state[name], Tensor) for name in ("loss", "self_influence"))
         require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
-        require(all(bool(part.isfinite().all()) for part in known) and bool((known[2] >= 0).all()), "losses")
+        require(all(bool(part.isfinite().all()) for part in known), "losses")
         solved = factor.solve(problem.theta[None])
         require(solved.shape == (1, problem.p) and bool(solved.isfinite().all()), "curvature")
         estimates = expect(state["estimates"], tuple)
         require(all(type(text) is str for text in estimates), "estimates")
-        training = prepare(problem, factor, memory, False, known)
+        prepared = prepare(problem, factor, memory, known)
         named = expect(state["curvature"], str), expect(state["damping_chosen"], bool), expect(state["held"], str)
-        return cls(training, *named, estimates, expect(state["span"], Span, type(None)))
+        return cls(prepared, *named, estimates, expect(state["span"], Span, type(None)))
 
 
 def is_start(X: Any, problem: Problem) -> bool:
@@ -174,9 +174,9 @@ class Influence(Method):
             print(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
         problem = hold_fixed(problem, keep)
         problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
-        training = prepared(problem, choice.curvature, config.memory, fit)
+        ready = prepare_with(problem, choice.curvature, config.memory, fit)
         name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
-        return FittedInfluence(training, name, choice.curvature.damping is None, held, estimates, span)
+        return FittedInfluence(ready, name, choice.curvature.damping is None, held, estimates, span)
 
     def problem(self, bag: Bag, config: Config, fit: Fit | None) -> Problem:
         """The fitted problem, from the parts of a fit that is shared out where there is one."""
@@ -238,25 +238,25 @@ def choice_of(problem: Problem, config: Config) -> Choice:
     return check(asked, CURVATURES[asked](damping), others, problem, config.memory, config.device)
 
 
-def prepared(problem: Problem, curvature: Curvature, memory: int, fit: Fit | None = None) -> Training:
+def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit | None = None) -> Prepared:
     """The factor of the curvature and what is prepared of the training points; `fit` shares the work out where it is given."""
     with alone(problem.n * problem.size * problem.p / SOLVES):
         factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
         memory -= factor.nbytes
         if fit is None:
-            return prepare(problem, factor, memory, False)
-        return Training(problem, factor, *fit.influences(problem, factor, memory), None, None, memory)
+            return prepare(problem, factor, memory)
+        return Prepared(problem, factor, *fit.influences(problem, factor, memory), None, None, memory)
 
 
 @stage("counts")
-def influence_counts(training: Training, X: Tensor, query: Query) -> Counts:
-    """Counts for the candidates of every x in X (m, ...)."""
-    y, n_classes = training.problem.y.cpu().numpy(), training.problem.n_classes
-    given = query.weight(y, n_classes)
+def influence_counts(prepared: Prepared, X: Tensor, query: Query) -> Counts:
+    """Counts for the candidates of every x in X (m, ...): by the counter, or by the literal loop for what it does not have."""
+    if query.approximation == "direct" and prepared.factor.positive_definite and query.prune is not False:
+        points = None if query.points is None else torch.as_tensor(query.points, device=X.device)
+        return direct_counts(prepared, X, query.q, points, query.class_conditional, query.progress)
+    given = query.weight(prepared.problem.y.cpu().numpy(), prepared.problem.n_classes)
     weight = None if given is None else torch.as_tensor(given, device=X.device)
-    if query.approximation == "direct" and training.factor.positive_definite and query.prune is not False:
-        return pruned_counts(training, X, query.q, weight, query.progress)
-    return count_scores(APPROXIMATIONS[query.approximation], training, X, query.q, weight, query.progress)
+    return count_scores(APPROXIMATIONS[query.approximation], prepared, X, query.q, weight, query.progress)
 
 
 def shard_counts(
@@ -264,5 +264,5 @@ def shard_counts(
 ) -> FloatArray:
     """Counts (2, m, C) of a shard of the training points, a problem of its own with losses and self-influences known."""
     points = None if weights is None else weights.cpu().numpy()
-    out = influence_counts(prepare(problem, factor, memory, False, known), X, replace(query, points=points))
+    out = influence_counts(prepare(problem, factor, memory, known), X, replace(query, points=points))
     return np.stack([out.greater, out.equal])

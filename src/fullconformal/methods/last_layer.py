@@ -21,7 +21,7 @@ from fullconformal.last_layer.network import Head, Stream
 from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
 from fullconformal.methods.fitting import L2_NETWORK, fit_problem
-from fullconformal.methods.influence import FittedInfluence, prepared
+from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
 from fullconformal.storage import expect, require, savable
@@ -243,9 +243,9 @@ class LastLayer(Method):
         top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
         own = [name for name, _ in top.named_parameters()]
         by_name = {name: len(y) * head.penalty(penalty, name.removeprefix("0.")) for name in own}
-        training = prepared(Problem(top, features, y, by_name), GGN(config.damping), memory)
+        ready = prepare_with(Problem(top, features, y, by_name), GGN(config.damping), memory)
         return FittedOnFeatures(
-            head, FittedInfluence(training, "ggn of the last layer", config.damping is None), input_shape
+            head, FittedInfluence(ready, "ggn of the last layer", config.damping is None), input_shape
         )
 
 

@@ -1,0 +1,246 @@
+"""Where the rows of points and candidates come from, of which k_i = row of i · row of ĝ.
+
+| source | points | candidates | |
+|---|---|---|---|
+| Kept | L⁻¹g_i | L⁻¹ĝ | n·p numbers fit the memory |
+| Top | 𝓗⁻¹g_i | ĝ | a few points of largest b: candidates that meet no others need no solve |
+| MadeAnew | g_i | 𝓗⁻¹ĝ | in portions of points that fit the memory |
+| FromLayers | R⁻¹g_i | R⁻¹ĝ | the same, where the factor makes these straight from the layers |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fullconformal.curvature.base import Halves
+from fullconformal.influence.bag import Bag
+from fullconformal.influence.candidates import (
+    HUGE,
+    Candidates,
+    is_bounded,
+    root_pays,
+    solved_by_root,
+    solved_one_by_one,
+    with_rows,
+    written,
+    written_root,
+)
+from fullconformal.influence.prepared import Prepared
+from fullconformal.problem import flat
+from fullconformal.runtime.numerics import single_is_whole, whole_sums
+
+LONGEST = 2**17  # terms up to which as many additions in float32 err by that many units
+HALF_ERROR = 2.0**-9  # of a product in half precision, relative to σ_i·ρ
+LENGTH = 128.0  # of rows in half precision: products stay below 2¹⁴, and entries above the smallest numbers
+PART = 2**15  # terms at most that are added up one after the other; the parts of a product are summed side by side
+
+
+class Source(ABC):
+    """Rows of some of the points of a bag, and of candidates of objects X."""
+
+    error = 0.0  # of a product relative to σ_i·ρ, granted to ties, besides the rounding granted to scores
+
+    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
+        self.prepared, self.bag, self.X, self.q = prepared, bag, X, q
+        self.is_bounded = is_bounded(prepared)
+        p, size = prepared.problem.p, X.element_size()
+        self.room = max(1, prepared.memory // 16 // (4 * p * size))  # candidates whose rows are made together
+        self.portion = len(bag)  # points whose rows are held together
+
+    def bounded(self, found: Candidates) -> Candidates:
+        """Candidates with the bounds of ŝ and τ that decide which points they meet."""
+        return found
+
+    def own(self, found: Candidates) -> Tensor:
+        """Rounding granted to τ (k,)."""
+        return self.prepared.rounding * torch.maximum(
+            found.tau.abs(), found.loss.abs() if found.rows is None else found.tau.abs()
+        )
+
+    def begin(self, left: Candidates) -> None:
+        """Make what serves all candidates that are left."""
+        return
+
+    @abstractmethod
+    def make(self, found: Candidates) -> Candidates:
+        """Candidates with their rows, and τ and ŝ as these have them."""
+
+    @abstractmethod
+    def hold(self, index: Tensor | None) -> None:
+        """Make the rows of the points at some places of the bag, or of all."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+        """Rows of some of the points held."""
+
+    def subtract(self, excess: Tensor, points: Tensor, found: Candidates, rows: Tensor, sigma: Tensor) -> Tensor:
+        """excess − k (points, k) for rows of points and candidates."""
+        return excess.addmm_(points, rows.T, alpha=-1)
+
+
+class Kept(Source):
+    """L⁻¹g_i as they are kept; of float64 in float32 too, where products in float32 are what they should be."""
+
+    root: list[Tensor] | None = None
+
+    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
+        super().__init__(prepared, bag, X, q)
+        self.single = X.dtype == torch.float64 and prepared.problem.p <= LONGEST and (X.is_cuda or single_is_whole())
+
+    def begin(self, left: Candidates) -> None:
+        self.root = written_root(self.prepared) if root_pays(self.prepared, left) else None
+
+    def make(self, found: Candidates) -> Candidates:
+        made = self._make(found, self.single)
+        if self.single:
+            rho, own = float(made.rho.max()), float(made.tau.abs().max())
+            longest = (1 + float(self.bag.sigma.max())) * (1 + rho) + float(self.bag.b.abs().max()) + own
+            made = made if longest < HUGE else self._make(found, False)
+        return made
+
+    def _make(self, found: Candidates, single: bool) -> Candidates:
+        if self.root is None:
+            return solved_one_by_one(self.prepared, self.X, found, self.q, single)
+        return solved_by_root(self.prepared, self.root, self.X, found, self.q, single)
+
+    def hold(self, index: Tensor | None) -> None:
+        assert index is None and self.prepared.half is not None
+
+    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+        assert self.prepared.half is not None
+        if single:
+            return self.bag.single[0][start:stop]
+        return self.prepared.half.index_select(0, self.bag.order[start:stop])
+
+
+class Top(Source):
+    """𝓗⁻¹g_i of so many points of largest b that solves for them and for the candidates that meet others are fewest."""
+
+    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float, low: Tensor):
+        """`low` (k,) is the first point that each candidate meets."""
+        super().__init__(prepared, bag, X, q)
+        n, low = len(bag), low.sort().values
+        first = torch.cat([low.unique(), low.new_tensor([n])])
+        first = first[(n - first) * prepared.problem.p * X.element_size() <= prepared.memory // 16]
+        self.first = int(first[(n - first + torch.searchsorted(low, first)).argmin()])
+
+    def make(self, found: Candidates) -> Candidates:
+        return replace(found, rows=written(self.prepared, self.X, found))
+
+    def hold(self, index: Tensor | None) -> None:
+        self.held = self.bag.solved(len(self.bag) - self.first)
+
+    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+        return self.held[start - self.first : stop - self.first]
+
+
+class MadeAnew(Source):
+    """g_i written out, a portion of the points at a time."""
+
+    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
+        super().__init__(prepared, bag, X, q)
+        self.portion = max(1, prepared.memory // 8 // (prepared.problem.p * X.element_size()))
+
+    def make(self, found: Candidates) -> Candidates:
+        ghat = written(self.prepared, self.X, found)
+        solved = self.prepared.factor.solve(ghat)
+        return with_rows(found, solved, (ghat * solved).sum(1).clamp_min_(0), self.q)
+
+    def hold(self, index: Tensor | None) -> None:
+        at = self.bag.order if index is None else self.bag.order[index]
+        self.held = flat(self.prepared.rows(at))
+
+    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+        return self.held[start:stop]
+
+
+class FromLayers(Source):
+    """R⁻¹g_i from the layers, a portion at a time that takes half of the memory; ŝ of all candidates comes first, without their rows.
+
+    A GPU keeps rows in half precision, all of one length. A product then errs by less than 2⁻⁹·σ_i·ρ: an entry is rounded by 2⁻¹¹ of itself
+    in either factor, and Σ_j |x_j y_j| ≤ |x||y|; 2⁻¹¹ more for the results of the parts in which it is summed, and at most 2⁻¹² for adding
+    up a part in float32: matrix units cut off what is below the last place, 2⁻²³, once for every 16 of its 2¹⁵ terms. That is granted to
+    the ranges and to ties, which count upwards. Rows themselves are made in float32: the turn into the basis spreads rounding over
+    directions of small λ, where (λ+1)^-½ leaves it as it is and shrinks the gradient, so ten bits would not do.
+    """
+
+    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float, halves: Halves, low: bool | None):
+        super().__init__(prepared, bag, X, q)
+        p = prepared.problem.p
+        self.halves, self.is_bounded = halves, True
+        self.low = X.is_cuda and X.dtype == torch.float32 if low is None else low
+        self.dtype = torch.float16 if self.low else X.dtype
+        self.parts = -(-p // PART)
+        self.width = p + (-p % (8 * self.parts) if self.low else 0)
+        self.error = prepared.rounding + (HALF_ERROR if self.low else 0.0)
+        nbytes = self.width * self.dtype.itemsize
+        self.portion = max(1, min(8192, prepared.memory // 2 // nbytes))
+        self.room = max(1, prepared.memory // 8 // nbytes)
+
+    def bounded(self, found: Candidates) -> Candidates:
+        labels = found.y.view(len(self.X), -1)
+        return with_rows(found, None, self.halves.influences(self.X, labels).flatten(), self.q)
+
+    def own(self, found: Candidates) -> Tensor:
+        """That of ℓ̂ and of ŝ, which is known: for many parameters in float32 it is less than that of p terms of the size of τ."""
+        return self.prepared.loss_rounding * found.loss + self.prepared.rounding * (1 - self.q) * found.influence
+
+    def make(self, found: Candidates) -> Candidates:
+        """All labels of an object, which share its passes, cost about as much as three of them one by one."""
+        C, like = self.prepared.problem.n_classes, found.x
+        out = torch.empty(len(found), self.width, dtype=self.dtype, device=like.device)
+        objects, at, count = torch.unique(found.x, return_inverse=True, return_counts=True)
+        many = 3 * count > C
+        place, s_hat = like.new_full((len(objects), C), -1), found.influence.new_zeros(len(objects), C)
+        place[at, found.y], s_hat[at, found.y] = torch.arange(len(found), device=like.device), found.influence
+        for some in many.nonzero()[:, 0].split(max(1, self.room // (2 * C))):
+            rows = self._rows(
+                self.X[objects[some]], torch.arange(C, device=like.device).expand(len(some), -1), s_hat[some]
+            )
+            asked = place[some].flatten() >= 0
+            out[place[some].flatten()[asked]] = rows[asked]
+            del rows  # before the next are made
+        for some in (~many[at]).nonzero()[:, 0].split(max(1, self.room // 2)):
+            out[some] = self._rows(self.X[found.x[some]], found.y[some, None], found.influence[some, None])
+        return replace(found, rows=out)
+
+    def _rows(self, X: Tensor, labels: Tensor, s: Tensor) -> Tensor:
+        """Rows (k·R, width) of objects with each of their labels (k, R), from self-influences s (k, R)."""
+        out = torch.zeros(*labels.shape, self.width, dtype=self.dtype, device=X.device)
+        self.halves.half(X, labels, _lengthening(s) if self.low else torch.ones_like(s), out)
+        return out.flatten(0, 1)
+
+    def hold(self, index: Tensor | None) -> None:
+        problem, at = self.prepared.problem, self.bag.order if index is None else self.bag.order[index]
+        self.held = torch.empty(0)  # before the next are made
+        s = self.prepared.self_influence[at, None].clamp_min(0)
+        self.held = self._rows(problem.X[at], problem.y[at, None], s)
+
+    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+        return self.held[start:stop]
+
+    def subtract(self, excess: Tensor, points: Tensor, found: Candidates, rows: Tensor, sigma: Tensor) -> Tensor:
+        if not self.low:
+            return super().subtract(excess, points, found, rows, sigma)
+        a, b = (part.view(len(part), self.parts, -1).transpose(0, 1) for part in (points, rows))
+        with whole_sums():
+            k = (a @ b.mT).sum(0, dtype=excess.dtype)
+        return excess.sub_(k / _lengthening(sigma**2)[:, None] / _lengthening(found.influence))
+
+
+def _lengthening(s: Tensor) -> Tensor:
+    """What makes half-solved gradients with self-influences s rows of one length."""
+    return LENGTH / s.clamp_min(torch.finfo(s.dtype).tiny).sqrt()
+
+
+def source_of(prepared: Prepared, bag: Bag, X: Tensor, q: float, half_precision: bool | None) -> Source:
+    """The source for what is kept of the points."""
+    if prepared.half is not None:
+        return Kept(prepared, bag, X, q)
+    if prepared.halves is not None:
+        return FromLayers(prepared, bag, X, q, prepared.halves, half_precision)
+    return MadeAnew(prepared, bag, X, q)
