@@ -6,7 +6,6 @@ import re
 import resource
 import subprocess
 import sys
-from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -219,14 +218,6 @@ def test_sparse_matrices_point_inside_themselves(saved, tmp_path):
     fitted["_sample"]["n_columns"] = 4
     signed(content, tensors, tmp_path / "it")
     assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
-
-
-def found(tree, path):
-    return reduce(lambda inner, key: inner[key], path, tree)
-
-
-def is_dense(node):
-    return isinstance(node, dict) and node.get("is") == "DenseFactor"
 
 
 def test_networks_with_idle_parameters_survive(tmp_path):
@@ -640,7 +631,13 @@ def test_files_of_others_and_of_the_future_are_told_apart(saved, tmp_path):
         fullconformal.load(target)
     path, *_ = saved["symmetric"]
     header, data = header_and_data(path)
-    for version, message in (("3", "upgrade"), ("1", "fit and save again"), ("99999999999", "none"), ("-1", "none"), ("²", "none")):
+    for version, message in (
+        ("3", "upgrade"),
+        ("1", "fit and save again"),
+        ("99999999999", "none"),
+        ("-1", "none"),
+        ("²", "none"),
+    ):
         header["__metadata__"]["version"] = version
         target.write_bytes(assembled(header, data))
         with pytest.raises(StorageError, match=message):
