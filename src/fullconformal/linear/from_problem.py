@@ -41,7 +41,7 @@ class Regression:
         narrow = len(a) > FEWER * a.shape[1] and bool(a.any(0).all())
         span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
         W = problem.theta.view(block.o, block.i).double()
-        start = (M @ (W if span is None else by_numpy(span.start, W))).T
+        start = (M @ (W if span is None else by_numpy(span.start, W))).T.contiguous()
         return cls.opened(problem, span, start, M, a)
 
     @classmethod
@@ -55,7 +55,7 @@ class Regression:
         a, penalty = design(problem, problem.X) if a is None else a, problem.penalty[: problem.blocks[0].i].double()
         names = None
         if span is not None:
-            a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names()
+            a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names
         bag = LinearBag(a, problem.y, problem.n_classes, penalty, start, names, torch.linalg.inv(M @ M.T).contiguous())
         return cls(problem, bag, span, M)
 
@@ -66,7 +66,7 @@ class Regression:
 
     def assign(self, theta: Tensor) -> None:
         """Make weights Θ (d, K) of the bag the problem's parameters, rounded to its precision."""
-        W = torch.linalg.pinv(self.outputs) @ theta.T
+        W = self.outputs.T @ (self.bag.coupling @ theta.T)
         W = W if self.span is None else by_numpy(self.span.weights, W)
         self.problem.assign(W.reshape(-1).to(self.problem.X.dtype))
 
@@ -89,7 +89,9 @@ def relative_outputs(problem: Problem) -> Tensor | None:
     start = torch.eye(block.o, dtype=torch.float64, device=problem.X.device)
     A = reduce(lambda A, layer: layer.linear.weight.double() @ A, after, start)
     M = A[1:] - A[0]
-    return M if int(torch.linalg.matrix_rank(M)) == len(M) else None
+    L, failed = torch.linalg.cholesky_ex(M @ M.T)
+    pivots = L.diagonal()
+    return None if bool(failed) or pivots.min() < 1e-6 * pivots.max() else M
 
 
 @torch.no_grad()
