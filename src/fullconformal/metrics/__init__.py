@@ -14,7 +14,7 @@ from fullconformal.metrics.conditional import (
     class_coverage_gap,
     size_stratified_coverage,
     worst_slice_coverage,
-)  # fmt: skip
+)
 from fullconformal.metrics.estimates import Curve, Estimate, Welch, per_object, welch
 from fullconformal.metrics.marginal import (
     coverage,
@@ -29,7 +29,7 @@ from fullconformal.metrics.marginal import (
     size_curve,
     summary,
     vovk_criteria,
-)  # fmt: skip
+)
 
 __all__ = [
     "Curve", "Estimate", "Gap", "Slab", "Strata", "Welch",
