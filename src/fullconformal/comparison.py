@@ -18,9 +18,10 @@ from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.methods.convex import symmetric_seconds
+from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.report.comparison import BoolArray, Comparison, FloatArray, add_method
+from fullconformal.report.comparison import Comparison, add_method
 from fullconformal.runtime.progress import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 

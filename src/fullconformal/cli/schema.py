@@ -50,11 +50,11 @@ class Schema:
             elif is_number(column):
                 numbers.append(str(name))
             elif kind := unusable(column):
-                words = listed(stray_words(column))
-                hint = (
-                    f", numbers except for {words}: correct or clear these cells if it is a quantity" if words else ""
-                )
-                refused[str(name)] = kind + hint
+                refused[str(name)] = kind
+                if words := listed(stray_words(column)):
+                    refused[str(name)] += (
+                        f", numbers except for {words}: correct or clear these cells if it is a quantity"
+                    )
             else:
                 categories.append(str(name))
         # All of them at once, so that one more try is enough.

@@ -164,7 +164,6 @@ def summary(
     fuzziness           0.125 ± 0.075
     observed_fuzziness  0.125 ± 0.075
     """
-    p = check_p(p)
     sets = prediction_sets(p, check_level(confidence_level))
     return {
         "coverage": coverage(sets, y, classes),

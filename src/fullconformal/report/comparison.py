@@ -12,10 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics import Estimate, Welch
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, Welch
 
 # Metrics of p-values, and whether they need the true labels.
 ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}
@@ -162,10 +159,9 @@ class Comparison:
         from rich.console import Console
 
         width = shutil.get_terminal_size((120, 24)).columns
-        console = Console(file=io.StringIO(), width=width)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        file = io.StringIO()
+        Console(file=file, width=width).print(self)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     __repr__ = __str__
 
