@@ -18,6 +18,7 @@ from fullconformal.linear.bag import LinearBag
 from fullconformal.linear.span import FEWER, FloatArray, Span, span_of
 from fullconformal.losses import SOFTMAX
 from fullconformal.problem import Problem
+from fullconformal.runtime.numerics import blas_alone
 
 
 @dataclass(frozen=True)
@@ -106,4 +107,6 @@ def design(problem: Problem, X: Tensor) -> Tensor:
 
 def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
     """What a function of arrays makes of a tensor, on its device."""
-    return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
+    # NumPy's threads, once started, are in the way of torch's for a while.
+    with blas_alone(x.T.shape):
+        return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
