@@ -12,8 +12,7 @@ from torch import nn
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import CurvatureError, smallest_eigenvalue
 from fullconformal.curvature.dense import DenseFactor, factorise, inverse_triangular, times_triangular
-from fullconformal.curvature.linear import linear_curvature
-from fullconformal.curvature.structured import add_gram
+from fullconformal.curvature.structured import add_gram, linear_curvature
 from fullconformal.models import linear
 from fullconformal.problem import Problem, flat, in_contrasts
 

@@ -89,18 +89,10 @@ class Layer:
 
 
 def patches(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """What a convolution sees of padded images (k, c, H, W) at each position, (k, T, i), by one copy (`unfold`: one an image)."""
-    (k, c, *sizes), (image, channel, *steps) = x.shape, x.stride()
-    sides = zip(sizes, conv.kernel_size, conv.dilation, conv.stride, strict=True)
-    places = [(size - dilation * (kernel - 1) - 1) // stride + 1 for size, kernel, dilation, stride in sides]
-    view = x.as_strided(
-        (k, *places, c, *conv.kernel_size),
-        (
-            image, *(a * b for a, b in zip(steps, conv.stride, strict=True)),
-            channel, *(a * b for a, b in zip(steps, conv.dilation, strict=True)),
-        ),
-    )  # fmt: skip
-    return view.reshape(k, places[0] * places[1], -1)
+    """What a convolution sees of padded images (k, c, H, W) at each position, (k, T, i), by one copy."""
+    for side, (kernel, dilation, stride) in enumerate(zip(conv.kernel_size, conv.dilation, conv.stride, strict=True)):
+        x = x.unfold(2 + side, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    return x.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 def read_layers(problem: Problem) -> list[Layer]:

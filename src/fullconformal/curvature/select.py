@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,19 +44,18 @@ class Choice:
 def trainable(problem: Problem, name: str) -> set[str]:
     """Names of the parameters that a curvature of that name is over; the others are to be held fixed."""
     if name == "last_layer":
-        layers = [(path, part) for path, part in problem.model.named_modules() if isinstance(part, nn.Linear)]
-        layers = [(path, part) for path, part in layers if part.weight.requires_grad]
-        if not layers:
+        linear = [part for part in problem.model.modules() if isinstance(part, nn.Linear)]
+        kept: Sequence[nn.Module] = [part for part in linear if part.weight.requires_grad][-1:]
+        if not kept:
             raise CurvatureError(
                 "curvature='last_layer' needs a torch.nn.Linear with trainable weights; the model has none."
             )
-        kept = layers[-1:]
     elif name in LAYERS:
-        kept = [(path, part) for path, part in problem.model.named_modules() if is_layer(part)]
+        kept = [part for part in problem.model.modules() if is_layer(part)]
     else:
         return set(problem.params)
     names = {id(q): known for known, q in problem.model.named_parameters()}
-    out = {names[id(q)] for _, part in kept for q in part.parameters(recurse=False)}
+    out = {names[id(q)] for part in kept for q in part.parameters(recurse=False)}
     out = out if name == "last_layer" else out & set(problem.params)
     if not out:
         raise CurvatureError(
@@ -78,9 +77,6 @@ def hold_fixed(problem: Problem, keep: set[str]) -> Problem:
 @contextmanager
 def _held(problem: Problem, name: str) -> Iterator[Problem]:
     """`hold_fixed` for a moment."""
-    if trainable(problem, name) == set(problem.params):
-        yield problem
-        return
     flags = {q: q.requires_grad for q in problem.model.parameters()}
     try:
         yield hold_fixed(problem, trainable(problem, name))

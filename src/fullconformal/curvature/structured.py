@@ -7,20 +7,25 @@ With a the inputs, δ_m = ∂ℓ/∂z_m, T_ml = ∂z_m/∂z_l, D = φ′ and S_m
 
 summed over points. Each sum is one product with the points as inner dimension and without a factor C. The Gauss–Newton matrix drops
 φ″ and the second sum. Diagonal blocks are symmetric in (i,k) and in (j,q) and cost a quarter.
+
+A model that is linear in its parameters has one block, Σ S ⊗ aaᵀ: one product of the products of two inputs, of which there are
+i(i + 1)/2, with those of two outputs, o(o + 1)/2.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.linear import TEMPORARY, linear_curvature, narrow
-from fullconformal.linear.products import laid_out, squares
+from fullconformal.linear.products import gram, laid_out, squares
 from fullconformal.losses.relative import triangle
 from fullconformal.problem import CHUNK, Problem
 from fullconformal.runtime.numerics import tensor_cores
 
-STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
+# Bytes of the factors of one product.
+TEMPORARY = {"cpu": 2**27, "cuda": 2**32}
 
 
 def dense_curvature(problem: Problem, exact: bool) -> Tensor:
@@ -34,6 +39,43 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
     for X, y in problem.batches(pairs.chunk):
         pairs.add(X, y)
     return pairs.matrix()
+
+
+@torch.no_grad()
+def linear_curvature(problem: Problem) -> Tensor:
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ TᵀST ⊗ aaᵀ."""
+    (block,) = problem.blocks
+    after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
+    T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
+    outputs, inputs = (size * (size + 1) // 2 for size in (block.o, block.i))
+    H, total = problem.X.new_zeros(block.i, block.i), problem.X.new_zeros(outputs, inputs)
+    room = temporary(T) // (T.element_size() * (inputs + 3 * len(T) ** 2))
+    for X, _ in problem.batches(max(1, min(problem.chunk, room))):
+        trace = problem.trace(X)
+        # On a CPU as many points as leave their products in the cache.
+        a, portion = trace.inputs[block.layer], len(X) if X.is_cuda else 1024
+        buffer = a.new_empty(0 if block.o == 1 else inputs * min(portion, len(a)))
+        for some, f in zip(a.split(portion), trace.logits.split(portion), strict=True):
+            weights = problem.loss.packed_curvature(f, T)
+            if block.o == 1:
+                # The weights are no matrices, and the sum is a square.
+                H += gram(some * weights.clamp_min_(0).sqrt_().T)
+            else:
+                total.addmm_(weights, squares(some.T, buffer).T)
+    if block.o > 1:
+        H = laid_out(total, block.o, block.i)
+    H.diagonal().add_(problem.penalty)
+    return H
+
+
+def narrow(o: int, i: int) -> bool:
+    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs."""
+    return o * (o + 1) <= i // 2
+
+
+def temporary(like: Tensor) -> int:
+    """Bytes for the factors of one product, on the device of a tensor."""
+    return TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
 
 
 class _Pairs:
@@ -50,7 +92,8 @@ class _Pairs:
             for bl in self.tail[: at + 1]:
                 if bm is bl and narrow(bm.o, bm.i):
                     shape = (bm.o * (bm.o + 1) // 2 * bm.i, bm.i)
-                elif bm is bl:  # wide rather than tall: products are a third faster
+                elif bm is bl:
+                    # Wide rather than tall: products are a third faster.
                     shape = (bm.o * (bm.o + 1) // 2, bm.i * (bm.i + 1) // 2)
                 else:
                     shape = (bm.o * bl.o, bm.i * bl.i)
@@ -65,10 +108,9 @@ class _Pairs:
                 self._open((-1, b.layer, "first"), (width * b.o, b.i), like)
             # Written out, C rows a point; and of the derivatives they are made from, or a second copy, about as much.
             self.width = max(self.width, 3 * width * problem.n_classes)
-        room = TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
         # Products of the inputs with one another are many, and stay in the cache.
         most = problem.chunk if all(narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])
-        self.chunk = max(1, min(problem.chunk, most, room // (self.width * like.element_size())))
+        self.chunk = max(1, min(problem.chunk, most, temporary(like) // (self.width * like.element_size())))
 
     def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
         self.sums[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -172,7 +214,8 @@ class _Pairs:
 
 def add_gram(total: Tensor, B: Tensor) -> None:
     """Add BᵀB (p, p) to the lower triangle of a total; what is above it is left as it falls."""
-    step = -(-len(total) // STRIPES)
+    # Eight stripes take 9/16 of the work of the whole.
+    step = -(-len(total) // 8)
     for start in range(0, len(total), step):
         stop = min(start + step, len(total))
         total[start:stop, :stop].addmm_(B[:, start:stop].T, B[:, :stop])
