@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.last_layer.bag import PASS, Collector, LayerBag
-from fullconformal.last_layer.counts import last_layer_counts
+from fullconformal.last_layer.bag import PASS, Collector, LayerBag, last_layer_counts
 from fullconformal.last_layer.network import Head, Stream
-from fullconformal.losses import NotFinite
+from fullconformal.losses import SOFTMAX, NotFinite
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
 from fullconformal.methods.fitting import L2_NETWORK, fit_problem
 from fullconformal.methods.influence import FittedInfluence, prepare_with
@@ -90,7 +89,7 @@ class FittedLastLayer(Fitted):
             damping_chosen=self.damping_chosen,
             smallest_eigenvalue=bag.figures.smallest_eigenvalue,
             positive_definite=True,
-            largest_leverage=bag.largest_leverage,
+            largest_leverage=float(SOFTMAX.leverage(loss, s).max()),
             negative_scores=int((loss < s).sum()),
         )
 
