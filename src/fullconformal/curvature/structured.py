@@ -21,11 +21,8 @@ from torch import Tensor
 
 from fullconformal.linear.products import gram, laid_out, squares
 from fullconformal.losses.relative import triangle
-from fullconformal.problem import CHUNK, Problem
+from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import tensor_cores
-
-# Bytes of the factors of one product.
-TEMPORARY = {"cpu": 2**27, "cuda": 2**32}
 
 
 def dense_curvature(problem: Problem, exact: bool) -> Tensor:
@@ -75,7 +72,7 @@ def narrow(o: int, i: int) -> bool:
 
 def temporary(like: Tensor) -> int:
     """Bytes for the factors of one product, on the device of a tensor."""
-    return TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
+    return 2**32 if like.is_cuda else 2**27
 
 
 class _Pairs:
@@ -108,9 +105,7 @@ class _Pairs:
                 self._open((-1, b.layer, "first"), (width * b.o, b.i), like)
             # Written out, C rows a point; and of the derivatives they are made from, or a second copy, about as much.
             self.width = max(self.width, 3 * width * problem.n_classes)
-        # Products of the inputs with one another are many, and stay in the cache.
-        most = problem.chunk if all(narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])
-        self.chunk = max(1, min(problem.chunk, most, temporary(like) // (self.width * like.element_size())))
+        self.chunk = max(1, min(problem.chunk, temporary(like) // (self.width * like.element_size())))
 
     def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
         self.sums[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -119,9 +114,6 @@ class _Pairs:
     @torch.no_grad()
     def add(self, X: Tensor, y: Tensor) -> None:
         """Add the points of one chunk."""
-        if not self.tail:
-            self._add_prefix(X, self.problem.logits(X), {}, [])
-            return
         trace = self.problem.trace(X, second=self.exact)
         last = len(self.problem.tail) - 1
         T = self._transitions(trace.slopes) if len(self.problem.blocks) > 1 else {}
