@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -175,15 +176,12 @@ def record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, li
     given: list[list[Tensor]] = [[] for _ in layers]
     returned: list[list[Tensor]] = [[] for _ in layers]
 
-    def watch(at: int) -> torch.utils.hooks.RemovableHandle:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            given[at].append(args[0].detach())
-            returned[at].append(out)
-            return out.clone()  # what comes next may work in place
+    def hook(at: int, module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        given[at].append(args[0].detach())
+        returned[at].append(out)
+        return out.clone()  # what comes next may work in place
 
-        return layers[at].module.register_forward_hook(hook)
-
-    handles = [watch(at) for at in range(len(layers))]
+    handles = [layer.module.register_forward_hook(partial(hook, at)) for at, layer in enumerate(layers)]
     try:
         with torch.enable_grad():
             logits = problem.model(X)

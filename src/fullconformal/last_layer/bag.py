@@ -152,10 +152,6 @@ class Candidates:
     s: Tensor
     v: Tensor
 
-    def at(self, index: Tensor) -> Candidates:
-        """Those of some of the objects."""
-        return Candidates(*(part[index] for part in vars(self).values()))
-
 
 @savable
 @dataclass(frozen=True)
@@ -183,12 +179,6 @@ class LayerBag:
     def room(self, x: Candidates, at: slice) -> Tensor:
         """Rounding error (m, k) granted to the scores of training points in a slice."""
         return self.slack[at] + x.v * self.w[at]
-
-    def base(self, q: float) -> Tensor:
-        """b = ℓ + q·s (N,), −∞ where there is no point."""
-        b = self.loss + q * self.self_influence
-        b[self.n :] = -torch.inf
-        return b
 
     def candidates(self, features: Tensor, logits: Tensor, q: float) -> Candidates:
         """Thresholds and what the products need, from features (m, d) and logits (m, C)."""
@@ -245,7 +235,8 @@ def last_layer_counts(
         count, each, chunk = _fused, 16 * len(bag.T), len(bag.T)
     step = max(1, min(128 if count is _fused else 512, memory // 4 // each))
     counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=bag.T.device)
-    b, work = bag.base(q), 0
+    b, work = bag.loss + q * bag.self_influence, 0
+    b[bag.n :] = -torch.inf
     for start in range(0, m, step):
         some = slice(start, start + step)
         x = bag.candidates(features[some], logits[some], q)
@@ -308,7 +299,7 @@ def _pruned(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune
     alive = (~(surely | never)).any(1).nonzero()[:, 0]
     if not len(alive):
         return 0
-    x, done = x.at(alive), (surely | never)[alive]
+    x, done = Candidates(*(part[alive] for part in vars(x).values())), (surely | never)[alive]
     c, u = bag.products(x, at)
     a, room = b[at] - c * u, bag.room(x, at)
     reach = c.abs() * bag.spread[at] + 2 * room
