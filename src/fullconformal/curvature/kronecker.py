@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,14 +77,16 @@ class LayerHalves(Halves):
         """Rows as `KroneckerFactor.half` has them, times scale (k, R), into out (k, R, ...)."""
         for at, part, M in self._matrices(X, labels):
             out[at, :, part.place.slice] = M.mul_(scale[at, :, None, None]).flatten(2)
-            del M  # before the next is made
+            # Before the next is made.
+            del M
 
     def influences(self, X: Tensor, labels: Tensor) -> Tensor:
         """Squared lengths (k, R), layer by layer."""
         out = torch.zeros(labels.shape, dtype=X.dtype, device=X.device)
         for at, _, M in self._matrices(X, labels):
             out[at] += torch.linalg.vector_norm(M, dim=(2, 3)) ** 2
-            del M  # before the next is made
+            # Before the next is made.
+            del M
         return out
 
     def _matrices(self, X: Tensor, labels: Tensor) -> Iterator[tuple[slice, Part, Tensor]]:
@@ -96,7 +99,8 @@ class LayerHalves(Halves):
                 every = logits.detach().repeat_interleave(R, 0)
                 E = self.problem.loss.residual(every, labels[at].reshape(-1)).view(-1, R, C)
                 columns = list(pulled(self.layers, logits, returned, E))
-            del logits, returned  # and with them what the passes kept
+            # And with them what the passes kept.
+            del logits, returned
             for k, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):
                 with full_precision():
                     a = joined([layer.inputs(x) for x in given[k]])
@@ -104,6 +108,8 @@ class LayerHalves(Halves):
                 del a
                 yield at, part, M
                 del M
+            # Before those of the next objects are made.
+            del given, columns
 
     def _chunk(self, R: int) -> int:
         """Points that go together: what the passes keep, the gradients of R labels, and a layer's inputs and matrices."""
@@ -206,20 +212,21 @@ class Kronecker(Curvature):
 
 def kronecker_factors(problem: Problem, layers: list[Layer], memory: int) -> list[tuple[Tensor, Tensor]]:
     """A (i, i) and G (o, o) of each layer, float64, summed over one pass through the bag."""
-    like = problem.X
-    sums = [[torch.zeros(d, d, dtype=torch.float64, device=like.device) for d in (x.i, x.o)] for x in layers]
+    new = partial(torch.zeros, dtype=torch.float64, device=problem.X.device)
+    sums = [(new(layer.i, layer.i), new(layer.o, layer.o)) for layer in layers]
     with tensor_cores():
         for chunk in passes(problem, layers, memory):
             _add_moments(sums, *chunk)
-            del chunk  # before the next is made
+            # Before the next is made.
+            del chunk
     for A, G in sums:
         check_finite(A)
         check_finite(G)
         A /= problem.n
-    return [(A, G) for A, G in sums]
+    return sums
 
 
-def _add_moments(sums: list[list[Tensor]], inputs: list[Tensor], columns: Iterator[list[Tensor]]) -> None:
+def _add_moments(sums: list[tuple[Tensor, Tensor]], inputs: list[Tensor], columns: Iterator[list[Tensor]]) -> None:
     """Add Σ aaᵀ/T (i, i) and Σ ggᵀ (o, o) of a chunk's inputs (k, T, i) and gradients (k, T, o) to each layer's sums."""
     for (A, _), a in zip(sums, inputs, strict=True):
         flat = a.flatten(0, 1)

@@ -146,7 +146,8 @@ def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -
             [joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)],
             pulled(layers, logits, returned, vectors),
         )
-        del logits, given, returned  # before the next are made; so should the caller what it was given
+        # Before the next are made; the caller should do so with what it was given.
+        del logits, given, returned
 
 
 def positions(problem: Problem, layers: list[Layer]) -> list[int]:
@@ -179,7 +180,8 @@ def record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, li
     def hook(at: int, module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         given[at].append(args[0].detach())
         returned[at].append(out)
-        return out.clone()  # what comes next may work in place
+        # What comes next may work in place.
+        return out.clone()
 
     handles = [layer.module.register_forward_hook(partial(hook, at)) for at, layer in enumerate(layers)]
     try:

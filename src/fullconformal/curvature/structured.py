@@ -39,14 +39,14 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
 
 
 @torch.no_grad()
-def linear_curvature(problem: Problem) -> Tensor:
-    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ TᵀST ⊗ aaᵀ."""
+def linear_curvature(problem: Problem, memory: int | None = None) -> Tensor:
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ TᵀST ⊗ aaᵀ, the factors in `memory` bytes."""
     (block,) = problem.blocks
     after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
     T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
     outputs, inputs = (size * (size + 1) // 2 for size in (block.o, block.i))
     H, total = problem.X.new_zeros(block.i, block.i), problem.X.new_zeros(outputs, inputs)
-    room = temporary(T) // (T.element_size() * (inputs + 3 * len(T) ** 2))
+    room = (memory or temporary(T)) // (T.element_size() * (inputs + 3 * len(T) ** 2))
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
         # On a CPU as many points as leave their products in the cache.
@@ -66,7 +66,10 @@ def linear_curvature(problem: Problem) -> Tensor:
 
 
 def narrow(o: int, i: int) -> bool:
-    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs."""
+    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs.
+
+    Then it takes a seventh of the time at 784 inputs and 3 outputs, 40 % at 200 and 5, and five sixths at 784 and 10.
+    """
     return o * (o + 1) <= i // 2
 
 
@@ -120,7 +123,8 @@ class _Pairs:
         S = self.problem.loss.curvature(trace.logits)
         if self.first is not None:
             self._add_prefix(X, trace.logits, T, trace.inputs)
-        delta = self.problem.loss.residual(trace.logits, y) if self.exact else trace.logits  # of the Hessian only
+        # δ is of the Hessian only.
+        delta = self.problem.loss.residual(trace.logits, y) if self.exact else trace.logits
         for m in range(last, -1, -1):
             if self.problem.tail[m].trainable:
                 self._add_layer(m, S, delta, T, trace.inputs, trace.slopes)
@@ -167,7 +171,8 @@ class _Pairs:
 
     def _add_prefix(self, X: Tensor, logits: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
         R = self.problem.loss.root(logits).mT
-        B = self.problem.prefix_rows(X, R)  # JᵀSJ = BᵀB
+        # JᵀSJ = BᵀB.
+        B = self.problem.prefix_rows(X, R)
         with tensor_cores():
             add_gram(self.sums[-1, -1, "first"], B.flatten(0, 1))
         last = len(self.problem.tail) - 1

@@ -113,7 +113,8 @@ class Collector:
         self.phi, self.R, self.loss, self.y = (part[:rows] for part in (self.phi, self.R, self.loss, self.y))
         S = self.S / n
         a, s = kronecker_factors(self.A / n, S, penalty + damping)
-        root = a.half(torch.eye(d).to(S)).T.contiguous()  # L⁻¹
+        # L⁻¹.
+        root = a.half(torch.eye(d).to(S)).T.contiguous()
         inverse = s.solve(torch.eye(len(S)).to(S))
         T = torch.zeros_like(self.phi, dtype=torch.float16) if half else self.phi
         s_self, length = torch.zeros_like(self.loss), torch.zeros_like(self.loss)

@@ -58,7 +58,8 @@ def _count(
     q = tl.load(Q + i.to(tl.int64)[:, None] * n_classes + y[None, :], mask=real[None, :], other=0.0)
     fixed, growing = tl.load(slack + i), tl.load(w + i)
     for step in range(m):
-        x = (step + block) % m  # programs that run together add to different counters
+        # Programs that run together add to different counters.
+        x = (step + block) % m
         row = x.to(tl.int64) * n
         some, all_ = True, False
         if PRUNE:
