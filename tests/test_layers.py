@@ -11,7 +11,7 @@ from benchmarks import house
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "metrics", "conformity"]
-CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "linear", "structured", "layers", "kronecker")]
+CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
 METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "probability")]
 BELOW_METHODS = [
     *ARRAYS,
