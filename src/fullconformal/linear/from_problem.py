@@ -2,7 +2,7 @@
 
 The problem's trainable layer has outputs z = Wa (o,), frozen layers make logits f = Az of them, and relative to class 0 these are Mz with
 M (K, o) the rows of A less its first. Of all W with the same Θ = MW the penalty prefers W = M⁺Θ, and is Θᵀ(MMᵀ)⁻¹Θ there. So a bag with
-that matrix between classes has the same minimum, whether M takes differences of C rows, of contrasts, or is 1.
+that matrix between classes has the same minimum, whether M takes differences of C rows or is 1.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
-from fullconformal.models.networks import linear, mlp
+from fullconformal.models.networks import linear, mlp, zero_linear
 
 # Solvers of the same objective, for any number of classes.
 MULTINOMIAL = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
@@ -109,10 +109,7 @@ def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | No
     """
     if len(shape) != 1 or not is_read(estimator):
         return None
-    module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
-    for q in module[0].parameters():
-        nn.init.zeros_(q)
-    return module, {"0.weight": 1.0 / estimator.C}
+    return zero_linear(shape[0], n_classes, estimator.fit_intercept), {"0.weight": 1.0 / estimator.C}
 
 
 def is_read(estimator: Any) -> bool:
