@@ -21,7 +21,7 @@ from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
-from fullconformal.runtime.progress import progress_bar
+from fullconformal.runtime.tasks import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
 

@@ -16,8 +16,7 @@ from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.networks import with_new_head, zero_linear
-from fullconformal.models.requirements import check_classes, check_outputs
-from fullconformal.models.tensors import check_squares, name_of, to_tensor
+from fullconformal.models.requirements import check_classes, check_outputs, check_squares, name_of, to_tensor
 from fullconformal.models.training import train
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone

@@ -24,11 +24,10 @@ from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray
 from fullconformal.methods.fitting import L2_NETWORK, fit_problem
 from fullconformal.methods.probability import problem_log_proba, settings_of
 from fullconformal.models.adapters import penalises
-from fullconformal.models.requirements import check_outputs
-from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
+from fullconformal.models.requirements import check_outputs, check_squares, finite_rows, name_of, to_tensor
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
-from fullconformal.runtime.progress import stage
+from fullconformal.runtime.tasks import stage
 from fullconformal.storage import expect, require, savable
 
 SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model

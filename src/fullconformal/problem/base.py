@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.problem.chain import Trace, activate, read_model, with_one
-from fullconformal.problem.convolutions import convolution_rows, plain_convolutions
+from fullconformal.problem.chain import Trace, activate, convolution_rows, plain_convolutions, read_model, with_one
 from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.storage import expect, require, savable
