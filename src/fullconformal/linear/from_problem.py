@@ -96,8 +96,6 @@ def relative_outputs(problem: Problem) -> Tensor | None:
 def design(problem: Problem, X: Tensor) -> Tensor:
     """Inputs (k, i) of the trainable layer, the intercept's one included, float64."""
     layer = problem.blocks[0].layer
-    if X is problem.X and layer == 0 and problem.n <= problem.chunk:  # which keeps them
-        return problem.design.double()
     parts = [problem.trace(part).inputs[layer] for part in X.split(problem.chunk)]
     return torch.cat(parts).double() if len(parts) > 1 else parts[0].double()
 

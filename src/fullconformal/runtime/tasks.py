@@ -148,13 +148,10 @@ def _named(name: str, function: Callable[..., FloatArray], *args: Any) -> tuple[
 
 def lost(parts: Parts, reason: str) -> ClusterError:
     """The error that says what is left of the work."""
+    kept = f"What was finished is kept in {str(parts.folder)!r}: the same call with the same data goes on from there."
     if parts.folder is None:
-        kept = "nothing was kept, as no checkpoint was given: with checkpoint='a folder' a run that is started again goes on."
-    else:
-        kept = (
-            f"what was finished is kept in {str(parts.folder)!r}: the same call with the same data goes on from there."
-        )
-    return ClusterError(f"the cluster is lost ({reason}). {kept[0].upper()}{kept[1:]}")
+        kept = "Nothing was kept, as no checkpoint was given: with checkpoint='a folder' a run that is started again goes on."
+    return ClusterError(f"the cluster is lost ({reason}). {kept}")
 
 
 def staffed(client: Any) -> bool:
