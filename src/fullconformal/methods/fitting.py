@@ -67,9 +67,8 @@ def _module(model: Any, bag: Bag, config: Config) -> tuple[nn.Module, dict[str, 
             raise ValueError(
                 f"X has shape {bag.X.shape}; the built-in logistic regression takes (n, features). Flatten X."
             )
-        return zero_linear(bag.X.shape[1], len(classes)), {
-            "0.weight": n * (L2_LINEAR if config.l2 is None else config.l2)
-        }
+        l2 = L2_LINEAR if config.l2 is None else config.l2
+        return zero_linear(bag.X.shape[1], len(classes)), {"0.weight": n * l2}
     if isinstance(model, nn.Module):
         copied = copy.deepcopy(model)
         l2 = L2_NETWORK if config.l2 is None else config.l2
