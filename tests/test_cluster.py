@@ -20,7 +20,6 @@ from sklearn.datasets import make_classification
 from fullconformal import ClusterError, FullConformalClassifier
 from fullconformal.influence import shards
 from fullconformal.methods import fitting
-from fullconformal.methods import influence as method
 from fullconformal.runtime import tasks
 from fullconformal.runtime.files import Parts
 from fullconformal.runtime.tasks import Patience, finished
@@ -206,18 +205,18 @@ def test_other_workers_find_the_parts(dask, tmp_path, expected):
     assert parts(tmp_path) == before
 
 
-def test_parts_of_other_parameters_are_not_mixed_in(tmp_path, monkeypatch):
-    """A folder of earlier versions: the same data and options, other matrices and rows."""
+def test_parts_of_other_parameters_are_not_mixed_in(tmp_path):
+    """A folder of earlier versions: the same data and options, but matrices and rows of 14 parameters where there are 21 now."""
     X, Y = make_classification(200, 6, n_informative=4, n_classes=3, random_state=0)
     options = {"method": "influence", "l2": 0.1}
     expected = FullConformalClassifier(**options).fit(X, Y).predict_p(X[:9])
-    with monkeypatch.context() as patch:
-        patch.setattr(method, "in_contrasts", lambda problem: problem)
-        FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y)
+    FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y)
     before = parts(tmp_path, "curvature-")
-    for start, stop in pairwise(
-        np.linspace(0, 200, len(before) + 1).astype(int)
-    ):  # from before the slack of s was kept
+    for path in parts(tmp_path):
+        path.unlink()
+    for start, stop in pairwise(np.linspace(0, 200, len(before) + 1).astype(int)):
+        Parts(tmp_path, print).write(f"curvature-14-{start}-{stop}", np.zeros((14, 14)))
+        # from before the slack of s was kept
         Parts(tmp_path, print).write(f"influence-14-{start}-{stop}", np.zeros((2, stop - start)))
     for _ in range(2):
         p = FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y).predict_p(X[:9])

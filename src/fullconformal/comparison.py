@@ -22,7 +22,7 @@ from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.report.comparison import Comparison, add_method
-from fullconformal.runtime.progress import progress_bar
+from fullconformal.runtime.tasks import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
 

@@ -21,7 +21,7 @@ from fullconformal.curvature.base import (
     smallest_eigenvalue,
 )
 from fullconformal.problem import Problem
-from fullconformal.runtime.progress import stage
+from fullconformal.runtime.tasks import stage
 from fullconformal.storage import savable
 
 

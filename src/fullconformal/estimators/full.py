@@ -36,8 +36,7 @@ from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Qu
 from fullconformal.methods.convex import FittedSymmetric
 from fullconformal.methods.select import select
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
-from fullconformal.runtime.progress import progress_bar
-from fullconformal.runtime.tasks import Work, say_nothing
+from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
 
 

@@ -20,8 +20,8 @@ from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
 from fullconformal.estimators.validation import warn_unreachable
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.probability import Model, fit_model
-from fullconformal.models.tensors import finite_rows
-from fullconformal.runtime.progress import progress_bar
+from fullconformal.models.requirements import finite_rows
+from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]

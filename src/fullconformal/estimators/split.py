@@ -18,8 +18,7 @@ from fullconformal.estimators.inputs import encode_labels
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.methods.base import Config
 from fullconformal.methods.probability import fit_model
-from fullconformal.models.requirements import split_pipeline
-from fullconformal.models.tensors import finite_rows
+from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.sets import likeliest
 from fullconformal.storage import savable
 

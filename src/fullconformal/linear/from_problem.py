@@ -2,7 +2,7 @@
 
 The problem's trainable layer has outputs z = Wa (o,), frozen layers make logits f = Az of them, and relative to class 0 these are Mz with
 M (K, o) the rows of A less its first. Of all W with the same Θ = MW the penalty prefers W = M⁺Θ, and is Θᵀ(MMᵀ)⁻¹Θ there. So a bag with
-that matrix between classes has the same minimum, whether M takes differences of C rows, of contrasts, or is 1.
+that matrix between classes has the same minimum, whether M takes differences of C rows or is 1.
 """
 
 from __future__ import annotations
@@ -99,8 +99,6 @@ def relative_outputs(problem: Problem) -> Tensor | None:
 def design(problem: Problem, X: Tensor) -> Tensor:
     """Inputs (k, i) of the trainable layer, the intercept's one included, float64."""
     layer = problem.blocks[0].layer
-    if X is problem.X and layer == 0 and problem.n <= problem.chunk:  # which keeps them
-        return problem.design.double()
     parts = [problem.trace(part).inputs[layer] for part in X.split(problem.chunk)]
     return torch.cat(parts).double() if len(parts) > 1 else parts[0].double()
 

@@ -24,7 +24,7 @@ from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Fl
 from fullconformal.methods.fitting import fit_problem
 from fullconformal.methods.influence import is_start
 from fullconformal.methods.probability import problem_log_proba
-from fullconformal.models.tensors import finite_rows, to_tensor
+from fullconformal.models.requirements import finite_rows, to_tensor
 from fullconformal.problem import Problem
 from fullconformal.storage import expect, require, savable
 

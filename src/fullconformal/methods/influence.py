@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullconformal.curvature import CURVATURES, Curvature, DenseCurvature, Factor
+from fullconformal.curvature import CURVATURES, Curvature, Factor
 from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
@@ -24,11 +24,10 @@ from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray
 from fullconformal.methods.fitting import L2_NETWORK, fit_problem
 from fullconformal.methods.probability import problem_log_proba, settings_of
 from fullconformal.models.adapters import penalises
-from fullconformal.models.requirements import check_outputs
-from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
-from fullconformal.problem import Problem, in_contrasts
+from fullconformal.models.requirements import check_outputs, check_squares, finite_rows, name_of, to_tensor
+from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
-from fullconformal.runtime.progress import stage
+from fullconformal.runtime.tasks import stage
 from fullconformal.storage import expect, require, savable
 
 SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model
@@ -172,16 +171,14 @@ class Influence(Method):
         estimates = tuple(map(str, choice.estimates))
         if config.verbose:
             print(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
-        problem = hold_fixed(problem, keep)
-        problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
-        ready = prepare_with(problem, choice.curvature, config.memory, fit)
+        ready = prepare_with(hold_fixed(problem, keep), choice.curvature, config.memory, fit)
         name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
         return FittedInfluence(ready, name, choice.curvature.damping is None, held, estimates, span)
 
     def problem(self, bag: Bag, config: Config, fit: Fit | None) -> Problem:
         """The fitted problem, from the parts of a fit that is shared out where there is one."""
         if fit is None:
-            return fit_problem(self.model, bag, config, contrasts=True)
+            return fit_problem(self.model, bag, config)
 
         def fitted(trained: bool) -> Problem:
             trained = trained and isinstance(self.model, nn.Module) and config.head is None

@@ -37,7 +37,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from fullconformal import pvalues
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
 from fullconformal.methods.probability import log_of
-from fullconformal.models.tensors import check_distances
+from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
 # Two scores closer than this, times the number of terms in them, are tied. In units of rounding, eps/2, a Euclidean

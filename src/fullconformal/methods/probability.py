@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from fullconformal.methods.base import Bag, Config, FloatArray, IntArray
 from fullconformal.methods.fitting import fit_foreign, fit_problem
 from fullconformal.models.adapters import is_skorch
-from fullconformal.models.requirements import fit_transformer, split_pipeline, transform
-from fullconformal.models.tensors import to_tensor
+from fullconformal.models.requirements import fit_transformer, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem
 from fullconformal.storage import savable
 
