@@ -160,7 +160,7 @@ def test_memory_and_progress_change_nothing(kind):
     X, y, X_test = rng.normal(size=(300, 2)), rng.integers(3, size=300), rng.normal(size=(9, 2))
     whole = kind.fit(X, y, 3).counts(X_test)
     seen = []
-    parts = kind.fit(X, y, 3, memory_budget=1).counts(X_test, None, lambda *done: seen.append(done), memory_budget=1)
+    parts = kind.fit(X, y, 3, block=1).counts(X_test, None, lambda *done: seen.append(done), block=1)
     assert_counts(parts, whole)
     assert seen == [(j + 1, 9) for j in range(9)]
 

@@ -248,7 +248,7 @@ def test_a_factor_without_its_idle_parameters_survives(tmp_path):
     X[:, ::2] = 0
     X[:, 1] += y
     clf = FullConformalClassifier(mlp(40, (5,), 3), max_epochs=3, method="influence").fit(X[:280], y[:280])
-    factor = clf._fitted.training.factor
+    factor = clf._fitted.prepared.factor
     assert len(factor.order) == clf._fitted.problem.p == len(factor.matrix) + len(factor.roots)
     assert len(factor.roots) == 100 and factor.nbytes == sum(
         t.nbytes for t in (factor.matrix, factor.order, factor.roots)

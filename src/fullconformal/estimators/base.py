@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,25 @@ from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, expect, require
 
 Array = npt.NDArray[Any]
+Fit = TypeVar("Fit", bound=Callable[..., Any])
+
+#: attributes that one fit sets and the next may not
+SOMETIMES_SET = ("n_features_in_", "feature_names_in_", "_sample", "k_reg_", "lambda_reg_")
+
+
+def whole_or_nothing(fit: Fit) -> Fit:
+    """Let `fit` work on a copy that is taken over once it is fitted: a fit that fails or is interrupted leaves the earlier one."""
+
+    @wraps(fit)
+    def fit_a_copy(self: ConformalClassifier, *args: Any, **options: Any) -> Any:
+        fresh = copy.copy(self)
+        for name in SOMETIMES_SET:
+            fresh.__dict__.pop(name, None)
+        fit(fresh, *args, **options)
+        self.__dict__ = fresh.__dict__
+        return self
+
+    return cast(Fit, fit_a_copy)
 
 
 class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.utils.validation import _num_samples, column_or_1d
 from torch import nn
 
 from fullconformal import sets
 from fullconformal.conformity import SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
+from fullconformal.estimators.inputs import labels
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import ConformalWarning
-from fullconformal.methods.probability import trained_here
+from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
 from fullconformal.sets import check_levels
@@ -87,6 +89,18 @@ def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
                 f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
             )
     return checked[0], checked[1][:, None]
+
+
+def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Label indices (m,) of fresh points, which must be known labels, one for each object."""
+    y = column_or_1d(labels(y))
+    unseen = sorted(set(y.tolist()) - set(classes.tolist()))
+    if unseen:
+        raise ValueError(f"y holds labels unseen in training: {unseen[:5]}; the classes are {classes.tolist()}.")
+    if _num_samples(X) != len(y):
+        raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
+    index: npt.NDArray[np.int64] = np.searchsorted(classes, y)
+    return index
 
 
 def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:

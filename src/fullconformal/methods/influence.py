@@ -20,22 +20,22 @@ from fullconformal.influence.prepared import Known, Prepared, prepare
 from fullconformal.influence.scores import Counts, all_scores, check_far, count_scores
 from fullconformal.influence.shards import Fit
 from fullconformal.linear.span import Span, span_of
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query
-from fullconformal.methods.fitting import L2_NETWORK, fit_problem
-from fullconformal.methods.probability import problem_log_proba, settings_of
+from fullconformal.methods.base import CPU, Bag, Config, FloatArray, Method, Query
+from fullconformal.methods.fitting import L2_NETWORK, FittedProblem, fit_problem, settings_of, to_device
 from fullconformal.models.adapters import penalises
 from fullconformal.models.requirements import check_outputs
-from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
+from fullconformal.models.tensors import check_squares, name_of, to_tensor
 from fullconformal.problem import Problem, in_contrasts
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.progress import stage
 from fullconformal.storage import expect, require, savable
 
-SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model
+# Parameters up to which a half-solved gradient takes no longer than a pass through the model.
+SOLVES = 64
 
 
 @savable
-class FittedInfluence(Fitted):
+class FittedInfluence(FittedProblem):
     """A problem at its fit, and what is prepared of its training points."""
 
     method = "influence"
@@ -49,44 +49,25 @@ class FittedInfluence(Fitted):
 
         Where there is a `span` the problem's inputs are coordinates in it.
         """
-        self.prepared, self.problem, self.span = prepared, prepared.problem, span
-        self.n, self.n_classes = self.problem.n, self.problem.n_classes
+        super().__init__(prepared.problem)
+        self.prepared, self.span = prepared, span
         self.curvature, self.damping_chosen, self.held, self.estimates = curvature, damping_chosen, held, estimates
 
-    @property
-    def labels(self) -> IntArray:
-        return np.asarray(self.problem.y.cpu().numpy())
-
-    @property
-    def device(self) -> torch.device:
-        return self.problem.X.device
-
-    @property
-    def refittable(self) -> Problem:
-        return self.problem
-
     def holds(self, X: Any) -> bool:
-        return is_start(X if self.span is None else self.span.coordinates(X), self.problem)
+        return super().holds(X if self.span is None else self.span.coordinates(X))
 
     def inputs(self, X: Any) -> Tensor:
-        """Objects (m, ...) as the problem knows them."""
-        device, dtype = self.problem.X.device, self.problem.X.dtype
         if self.span is None:
-            return to_tensor(X, device, dtype)
-        if dtype != torch.float64:
-            to_tensor(X, device, dtype)  # whose error names a column
-        return to_tensor(self.span.coordinates(X), device, dtype)
-
-    def log_proba(self, X: Any) -> FloatArray:
-        return finite_rows(problem_log_proba(self.problem, self.inputs(X)))
-
-    def precision(self, X: Any) -> float:
-        return torch.finfo(self.problem.X.dtype).eps
+            return super().inputs(X)
+        if self.problem.X.dtype != torch.float64:
+            super().inputs(X)  # whose error names a column
+        return super().inputs(self.span.coordinates(X))
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, prepared = self.inputs(X), self.prepared
         check_far(APPROXIMATIONS[query.approximation], prepared, X)
         if query.work.shared:
+            # What travels to workers: no weights, which are cut to their shards, and nothing of this process.
             asked = Query(query.q, query.approximation, query.prune, None, query.class_conditional)
             factor = prepared.factor
             key = repr((asked.q, asked.approximation, asked.class_conditional, type(factor).__name__, factor.damping))
@@ -147,16 +128,9 @@ class FittedInfluence(Fitted):
         return cls(prepared, *named, estimates, expect(state["span"], Span, type(None)))
 
 
-def is_start(X: Any, problem: Problem) -> bool:
-    """Whether objects X (k, ...) are the first training points, up to rounding."""
-    return bool(np.allclose(X, problem.X[: len(X)].cpu().numpy(), rtol=1e-5, atol=1e-6))
-
-
 @dataclass(frozen=True)
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
-
-    name = "influence"
 
     def fit(self, bag: Bag, config: Config) -> FittedInfluence:
         self._check_memory(bag, config)
@@ -170,8 +144,7 @@ class Influence(Method):
         keep = trainable(problem, choice.name)
         held = held_parameters(problem, keep) if choice.name in ("kfac", "ekfac") else ""
         estimates = tuple(map(str, choice.estimates))
-        if config.verbose:
-            print(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
+        config.work.say(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
         problem = hold_fixed(problem, keep)
         problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
         ready = prepare_with(problem, choice.curvature, config.memory, fit)
@@ -205,7 +178,8 @@ class Influence(Method):
         if not config.work.shared:
             return None
         model = self.model
-        if config.prefit and not isinstance(model, nn.Module):  # whose parameters do not tell what it has learned
+        # The parameters of a scikit-learn model do not tell what it has learned.
+        if config.prefit and not isinstance(model, nn.Module):
             model = fit_problem(model, bag, config).model
         key = settings_of(model), config.l2, config.prefit, config.max_epochs, config.seed, config.head
         how = str(config.dtype), config.curvature, config.damping, config.memory, config.loss
@@ -215,14 +189,13 @@ class Influence(Method):
         """Raise, before any training, where the curvature of a module cannot fit."""
         if not isinstance(self.model, nn.Module) or config.head is not None:
             return
-        module = copy.deepcopy(self.model).eval().cpu()
-        dtype = config.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
-        x = to_tensor(bag.X[:2], "cpu", dtype, training=True)
-        check_outputs(module.to(dtype), x, bag.n_classes)
+        module = to_device(copy.deepcopy(self.model), replace(config, device=CPU))
+        x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
+        check_outputs(module, x, bag.n_classes)
         n, l2 = len(bag.y), L2_NETWORK if config.l2 is None else config.l2
-        one = x[:1].expand(n, *x.shape[1:])  # as many points as there are, without their memory
-        y = torch.zeros(1, dtype=torch.long).expand(n)
-        choice_of(Problem(module, one, y, n * l2, loss=config.loss), config)
+        # As many points as there are, without their memory.
+        X, y = x[:1].expand(n, *x.shape[1:]), torch.zeros(1, dtype=torch.long).expand(n)
+        choice_of(Problem(module, X, y, n * l2, loss=config.loss), config)
 
 
 def choice_of(problem: Problem, config: Config) -> Choice:

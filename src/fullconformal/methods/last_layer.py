@@ -20,7 +20,7 @@ from fullconformal.last_layer.counts import last_layer_counts
 from fullconformal.last_layer.network import Head, Stream
 from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
-from fullconformal.methods.fitting import L2_NETWORK, fit_problem
+from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
@@ -42,13 +42,9 @@ class FittedLastLayer(Fitted):
         ordered: bool,
     ):  # fmt: skip
         """`ordered` where the points came in an order that the user knows."""
-        self.head, self.bag, self.input_shape, self._labels = head, bag, input_shape, labels
-        self.n, self.n_classes = bag.n, head.layer.out_features
+        super().__init__(labels, head.layer.out_features)
+        self.head, self.bag, self.input_shape = head, bag, input_shape
         self.damping_chosen, self.memory, self.ordered = damping_chosen, memory, ordered
-
-    @property
-    def labels(self) -> IntArray:
-        return self._labels
 
     @property
     def device(self) -> torch.device:
@@ -124,12 +120,8 @@ class FittedOnFeatures(Fitted):
     guarantee = "approximate"
 
     def __init__(self, head: Head, inner: FittedInfluence, input_shape: tuple[int, ...]):
+        super().__init__(inner.labels, inner.n_classes)
         self.head, self.inner, self.input_shape = head, inner, input_shape
-        self.n, self.n_classes = inner.n, inner.n_classes
-
-    @property
-    def labels(self) -> IntArray:
-        return self.inner.labels
 
     @property
     def device(self) -> torch.device:
@@ -174,103 +166,116 @@ class LastLayer(Method):
     bag may hold a `Stream` as X, whose labels come with its objects.
     """
 
-    name = "influence"
-
     def fit(self, bag: Bag, config: Config) -> FittedLastLayer | FittedOnFeatures:
-        streamed = isinstance(bag.X, Stream)
-        trained = config.prefit and config.head is None and isinstance(self.model, nn.Module)
-        if not trained:
+        whole = config.curvature == "last_layer"
+        if not whole:
+            check_approximation(config.approximation)
+        if not (config.prefit and config.head is None and isinstance(self.model, nn.Module)):
             problem = fit_problem(self.model, bag, config)
             parts = problem.unpack(problem.penalty).items()
             penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, config, None)
-        network, own = copy.deepcopy(self.model), next(self.model.parameters()).dtype
-        dtype = config.dtype or torch.promote_types(own, torch.float32)  # half precision has no factorisations
-        network = network.to(device=config.device, dtype=dtype).eval()
+            opened = Opened.of(problem.model, Stream(problem.X, problem.y), penalty, config.device, None)
+            return self._kronecker(opened, config)
+        network = to_device(copy.deepcopy(self.model), config)
+        streamed = isinstance(bag.X, Stream)
         if not streamed:
+            dtype = next(network.parameters()).dtype
             check_outputs(network, torch.as_tensor(np.array(bag.X[:2])).to(config.device, dtype), bag.n_classes)
         penalty = dict.fromkeys(dict(network.named_parameters()), L2_NETWORK if config.l2 is None else config.l2)
         stream = bag.X if streamed else Stream(bag.X, bag.y)
-        make = self._on_features if config.curvature == "last_layer" else self._kronecker
-        return make(network, stream, penalty, config, config.progress)
+        opened = Opened.of(network, stream, penalty, config.device, config.progress)
+        return self._on_features(opened, config) if whole else self._kronecker(opened, config)
 
-    def _kronecker(
-        self,
-        network: nn.Module,
-        stream: Stream,
-        penalty: Mapping[str, float],
-        config: Config,
-        progress: Progress | None,
-    ) -> FittedLastLayer:
-        """From penalties by parameter in mean form; features that are float32 are kept in float16 on a GPU."""
-        check_approximation(config.approximation)
-        head, input_shape, batches = open_stream(network, stream, config.device, progress)
+    def _kronecker(self, opened: Opened, config: Config) -> FittedLastLayer:
+        """The curvature as a Kronecker product; features that are float32 are kept in float16 on a GPU."""
+        head, stream = opened.head, opened.stream
         half = config.device.type == "cuda" and config.dtype is None and head.dtype == torch.float32
-        weights, memory = head.weights, config.memory
+        weights = head.weights
         n_classes, d = weights.shape
-        check_memory(stream.expected, d, n_classes, head.dtype.itemsize, half, memory)
+        check_memory(stream.expected, d, n_classes, head.dtype.itemsize, half, config.memory)
         collector = Collector(d, n_classes, head.device, head.dtype, stream.expected)
         labels = []
-        for phi, logits, y in batches:
+        for phi, logits, y in opened.batches():
             collector.add(phi, logits, y)
             labels.append(y.cpu().numpy())
-        lam = torch.full((d,), head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
+        lam = torch.full((d,), opened.penalty("weight"), dtype=torch.float64, device=weights.device)
         if head.layer.bias is not None:
-            lam[-1] = head.penalty(penalty, "bias")
+            lam[-1] = opened.penalty("bias")
         bag = collector.finish(weights, lam, config.damping or 0.0, config.q, half)
-        chosen, every = config.damping is None, np.concatenate(labels)
-        return FittedLastLayer(head, bag, every, input_shape, chosen, memory, stream.ordered)
+        return FittedLastLayer(
+            head, bag, np.concatenate(labels), opened.input_shape, config.damping is None, config.memory, stream.ordered
+        )  # fmt: skip
 
-    def _on_features(
-        self,
-        network: nn.Module,
-        stream: Stream,
-        penalty: Mapping[str, float],
-        config: Config,
-        progress: Progress | None,
-    ) -> FittedOnFeatures:
-        head, input_shape, batches = open_stream(network, stream, config.device, progress)
-        layer, memory = head.layer, config.memory
+    def _on_features(self, opened: Opened, config: Config) -> FittedOnFeatures:
+        """The whole GGN of the last layer."""
+        layer, memory = opened.head.layer, config.memory
         p = sum(q.numel() for q in layer.parameters())
-        needed = p**2 * (16 + 2 * head.dtype.itemsize)
+        needed = p**2 * (16 + 2 * opened.head.dtype.itemsize)
         if needed > memory:
             raise MemoryError(
                 f"the curvature of {p:,} parameters needs about {needed / 2**30:.2g} GiB, memory_budget is {memory / 2**30:.2g} GiB; "
                 "curvature='last_layer_kron' needs no such matrix; or raise memory_budget."
             )
-        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in batches]
+        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in opened.batches()]
         features, y = (torch.cat(part) for part in zip(*pairs, strict=True))
         top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
-        own = [name for name, _ in top.named_parameters()]
-        by_name = {name: len(y) * head.penalty(penalty, name.removeprefix("0.")) for name in own}
-        ready = prepare_with(Problem(top, features, y, by_name), GGN(config.damping), memory)
-        return FittedOnFeatures(
-            head, FittedInfluence(ready, "ggn of the last layer", config.damping is None), input_shape
-        )
+        penalty = {name: len(y) * opened.penalty(name.removeprefix("0.")) for name, _ in top.named_parameters()}
+        ready = prepare_with(Problem(top, features, y, penalty), GGN(config.damping), memory)
+        inner = FittedInfluence(ready, "ggn of the last layer", config.damping is None)
+        return FittedOnFeatures(opened.head, inner, opened.input_shape)
 
 
-def open_stream(
-    network: nn.Module, stream: Stream, device: torch.device, progress: Progress | None
-) -> tuple[Head, tuple[int, ...], Iterator[tuple[Tensor, Tensor, Tensor]]]:
-    """The network split at its last layer, the shape of objects, and features, logits and labels of a readable stream's batches."""
-    stream.check()
-    *_, last = network.parameters()  # a frozen backbone may have another dtype than the head that was put on it
-    batches = stream.batches(device, last.dtype)
-    first = next(batches)
-    head, expected = Head.of(network, first[0]), stream.expected
+@dataclass(frozen=True)
+class Opened:
+    """A network split at its last layer, penalties by parameter in mean form, and a readable stream whose first batch was looked at."""
 
-    def passes() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        n = 0
-        for x, y in chain([first], batches):
-            check_labels(y, head.layer.out_features)
-            phi, logits = head(x)
-            check_finite(phi, logits, n)
+    head: Head
+    stream: Stream
+    penalties: Mapping[str, float]
+    first: tuple[Tensor, Tensor]
+    rest: Iterator[tuple[Tensor, Tensor]]
+    progress: Progress | None
+
+    @classmethod
+    def of(
+        cls, network: nn.Module, stream: Stream, penalties: Mapping[str, float], device: torch.device, progress: Progress | None
+    ) -> Self:  # fmt: skip
+        """Check the stream, and split the network by its first batch."""
+        stream.check()
+        # A frozen backbone may have another dtype than the head that was put on it.
+        *_, last = network.parameters()
+        rest = stream.batches(device, last.dtype)
+        first = next(rest)
+        return cls(Head.of(network, first[0]), stream, penalties, first, rest, progress)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of an object."""
+        return tuple(self.first[0].shape[1:])
+
+    def penalty(self, part: str) -> float:
+        """The penalty of the layer's weight or bias."""
+        return self.head.penalty(self.penalties, part)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Features, logits and labels of the batches; to be read once."""
+        n, n_classes = 0, self.head.layer.out_features
+        for x, y in chain([self.first], self.rest):
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= n_classes:
+                raise ValueError(
+                    f"X yields the label {low if low < 0 else high}, which the estimator has no output for: labels must be 0 to "
+                    f"{n_classes - 1}, the indices of its {n_classes} outputs."
+                )
+            phi, logits = self.head(x)
+            if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
+                raise NotFinite(
+                    f"the model's features or logits are not finite on points {n} to {n + len(phi) - 1} of X."
+                )
             yield phi, logits, y
             n += len(y)
-            if progress is not None and expected:
-                progress(n, expected)
-
-    return head, tuple(first[0].shape[1:]), passes()
+            if self.progress is not None and self.stream.expected:
+                self.progress(n, self.stream.expected)
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------
@@ -282,22 +287,6 @@ def check_approximation(approximation: str) -> None:
         raise ValueError(
             f"approximation={approximation!r} does not go with curvature='last_layer_kron'; use 'direct', or "
             "curvature='last_layer'."
-        )
-
-
-def check_finite(phi: Tensor, logits: Tensor, at: int) -> None:
-    """Raise where features or logits are not finite; `at` is the first point's place in the stream."""
-    if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
-        raise NotFinite(f"the model's features or logits are not finite on points {at} to {at + len(phi) - 1} of X.")
-
-
-def check_labels(y: Tensor, n_classes: int) -> None:
-    """Raise where a label is not the index of one of the network's outputs."""
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= n_classes:
-        raise ValueError(
-            f"X yields the label {low if low < 0 else high}, which the estimator has no output for: labels must be 0 to "
-            f"{n_classes - 1}, the indices of its {n_classes} outputs."
         )
 
 
