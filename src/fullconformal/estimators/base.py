@@ -17,17 +17,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 from torch import Tensor, nn
 
 from fullconformal import sets
-from fullconformal.estimators.inputs import (
-    array,
-    check_columns,
-    check_names,
-    check_rows,
-    labels,
-    native,
-    takes_missing,
-    unmasked,
-    validated,
-)
+from fullconformal.estimators import inputs
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, expect, require
 
@@ -187,11 +177,11 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
         p = self._beside(X, others or {})
-        X = array(X) if isinstance(X, Tensor) else X
+        X = inputs.array(X) if isinstance(X, Tensor) else X
         images = X if images is None and np.ndim(X) > 2 else images
         return write_report(
             path, p, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
-            n_train=getattr(self, "n_samples_fit_", None), images=images,
+            n_train=self.n_samples_fit_, images=images,
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
             proba=self.predict_proba(X), diagnostics=self.notes(),
         )  # fmt: skip
@@ -282,20 +272,22 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
-        X, y = (array(part) if isinstance(part, Tensor) else part for part in (X, y))
-        X = unmasked("X", X)
-        y = y if isinstance(y, str) and y == "no_validation" else labels(y)
-        check_names(X)
+        X, y = (inputs.array(part) if isinstance(part, Tensor) else part for part in (X, y))
+        X = inputs.unmasked("X", X)
+        y = y if isinstance(y, str) and y == "no_validation" else inputs.labels(y)
+        inputs.check_names(X)
         X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
         transformers, final = split_pipeline(self.estimator)
         if transformers is None:
-            check_columns(X)
+            inputs.check_columns(X)
             module = isinstance(final, nn.Module)
             # scikit-learn's wording asks for two dimensions; modules may take images.
-            missing = "allow-nan" if takes_missing(final) else True
-            out = validated(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing)
-            return (native(out[0]), out[1]) if isinstance(out, tuple) else native(out)
-        check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
+            missing = "allow-nan" if inputs.takes_missing(final) else True
+            out = inputs.validated(
+                self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing
+            )
+            return (inputs.native(out[0]), out[1]) if isinstance(out, tuple) else inputs.native(out)
+        inputs.check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):
             return out

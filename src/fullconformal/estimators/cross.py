@@ -207,8 +207,7 @@ class LeaveOneOut(HeldOut):
 
     def proba(self, X: Any) -> FloatArray:
         """Probabilities (m, C) of the model fitted to all points."""
-        out: FloatArray = np.exp(self.fitted.log_proba(X))
-        return out
+        return np.exp(self.fitted.log_proba(X))
 
     def counts(self, X: Any) -> list[tuple[Any, Any]]:
         # Names an object that cannot be computed with.

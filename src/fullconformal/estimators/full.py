@@ -13,21 +13,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.diagnostics import Diagnostics
+from fullconformal.estimators import validation
 from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
-from fullconformal.estimators.validation import (
-    DTYPES,
-    SCHEMES,
-    check_flag,
-    check_fresh,
-    check_full,
-    check_scores,
-    check_stream,
-    check_weights,
-    check_whole,
-    device_of,
-    warn_unreachable,
-)
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
@@ -182,12 +170,12 @@ class FullConformalClassifier(ConformalClassifier):
         y : array-like (n,)
             Labels; None where X yields them, which must then be the indices of the network's outputs.
         """
-        check_full(self)
+        validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
         config = self._config()
         streamed = is_stream(X)
         if streamed:
-            check_stream(self, y)
+            validation.check_stream(self, y)
             bag = Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
         else:
             X, y = self._checked(X, y, reset=True)
@@ -222,10 +210,10 @@ class FullConformalClassifier(ConformalClassifier):
             loss=LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
             curvature=self.curvature,
             damping=self.damping,
-            q=SCHEMES[self.scheme],
+            q=validation.SCHEMES[self.scheme],
             approximation=self.approximation,
-            device=device_of(self.device, self.estimator),
-            dtype=DTYPES[self.dtype],
+            device=validation.device_of(self.device, self.estimator),
+            dtype=validation.DTYPES[self.dtype],
             memory=int(self.memory_budget * 2**30),
             seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)),
             work=self._work(),
@@ -279,10 +267,10 @@ class FullConformalClassifier(ConformalClassifier):
         ndarray (m, C), or a pair of them
             Columns as in ``classes_``.
         """
-        check_flag("smoothing", smoothing)
+        validation.check_flag("smoothing", smoothing)
         X = self._prepare_inputs(X)
-        check_scores(self)
-        points, own = check_weights(weights, self._fitted.n, len(X))
+        validation.check_scores(self)
+        points, own = validation.check_weights(weights, self._fitted.n, len(X))
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         uniform = None
@@ -312,7 +300,7 @@ class FullConformalClassifier(ConformalClassifier):
 
     def _query(self, **asked: Any) -> Query:
         """What is asked about objects, by the parameters as they are now."""
-        q, conditional = SCHEMES[self.scheme], self.class_conditional
+        q, conditional = validation.SCHEMES[self.scheme], self.class_conditional
         return Query(q, self.approximation, self.prune, class_conditional=conditional, work=self._work(), **asked)
 
     # Trust ------------------------------------------------------------------------------------------------------------
@@ -339,8 +327,8 @@ class FullConformalClassifier(ConformalClassifier):
         Audit
             Prints as a table.
         """
-        check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+        validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         X = self._prepare_inputs(X)
         if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
             raise ValueError(
@@ -367,8 +355,8 @@ class FullConformalClassifier(ConformalClassifier):
             Their labels.
         """
         check_is_fitted(self)
-        check_scores(self)
-        index = check_fresh(X, y, self.classes_)
+        validation.check_scores(self)
+        index = validation.check_fresh(X, y, self.classes_)
         with progress_bar("p-values", bool(self.verbose)) as progress:
             query = self._query(progress=progress)
             self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), index, query)
@@ -378,7 +366,7 @@ class FullConformalClassifier(ConformalClassifier):
         """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
         fresh = self._recalibration
         sizes = self._query().total(self._fitted.labels, self._fitted.n_classes) if fresh is None else fresh.sizes
-        warn_unreachable(sizes, self.classes_, levels, "training" if fresh is None else "fresh", stacklevel)
+        validation.warn_unreachable(sizes, self.classes_, levels, "training" if fresh is None else "fresh", stacklevel)
 
     def notes(self) -> list[str]:
         if self._fitted.guarantee == "exact":
@@ -399,7 +387,7 @@ class FullConformalClassifier(ConformalClassifier):
 
     def verify(self) -> None:
         """Raise unless a loaded classifier is complete, consistent, and gives p-values of the objects it kept."""
-        check_full(self)
+        validation.check_full(self)
         n_classes, fitted = self.verify_labels(), self._fitted
         require(isinstance(fitted, Fitted) and self.method_ in METHODS and fitted.method == self.method_, "method")
         labels = fitted.labels

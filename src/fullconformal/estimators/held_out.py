@@ -14,10 +14,10 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
-from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
+from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
-from fullconformal.estimators.validation import check_flag, warn_unreachable
+from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import Model, fit_model
 from fullconformal.models.tensors import finite_rows
@@ -58,8 +58,7 @@ class HeldOut:
 
     def proba(self, X: Any) -> FloatArray:
         """Probabilities (m, C): the mean over the models."""
-        out: FloatArray = np.mean([np.exp(finite_rows(part.model(X))) for part in self.parts], axis=0)
-        return out
+        return np.asarray(np.mean([np.exp(finite_rows(part.model(X))) for part in self.parts], axis=0))
 
     def uniform(self, X: Any) -> FloatArray | None:
         """The uniforms (m,) of randomised scores; None where they are not."""
@@ -160,8 +159,7 @@ class HeldOutFit:
 
 def own_scores(score: ConformityScore, log_proba: FloatArray, y: IntArray, uniform: FloatArray | None) -> FloatArray:
     """Scores (k,) of points with labels y (k,)."""
-    out: FloatArray = score.scores(log_proba, uniform)[np.arange(len(y)), y]
-    return out
+    return score.scores(log_proba, uniform)[np.arange(len(y)), y]
 
 
 def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tuple[Model, FloatArray]:
@@ -169,17 +167,6 @@ def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tupl
     train, rest = part
     model = fit_model(estimator, Bag(_safe_indexing(bag.X, train), bag.y[train], bag.classes), config)
     return model, finite_rows(model(_safe_indexing(bag.X, rest)), "to be calibrated with")
-
-
-def score_of(clf: Any) -> ConformityScore:
-    """The conformity score that a classifier's parameters ask for."""
-    asked = clf.conformity_score
-    if isinstance(asked, ConformityScore):
-        return asked
-    kind, never_empty = SCORES[asked], not getattr(clf, "allow_empty", True)
-    if kind is RAPS:
-        return RAPS(never_empty, clf.k_reg, clf.lambda_reg)
-    return APS(never_empty) if kind is APS else kind()
 
 
 def check_trained(y: IntArray, classes: npt.NDArray[Any], what: str, remedy: str) -> None:

@@ -20,8 +20,6 @@ from torch import Tensor, bfloat16
 
 from fullconformal.models.tensors import REMEDY, place
 
-MANY = 50  # classes from which labels may be something else
-
 
 def array(tensor: Tensor) -> npt.NDArray[Any]:
     """A tensor as an array; NumPy does not know bfloat16."""
@@ -195,7 +193,8 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
-    if len(classes) > max(MANY, len(y) / 2):
+    # More than 50 may be something else than labels.
+    if len(classes) > max(50, len(y) / 2):
         warnings.warn(
             f"y has {len(classes):,} classes for {len(y):,} points; is it a quantity or an identifier? Fits take long with so many.",
             UserWarning, stacklevel=3,

@@ -30,9 +30,7 @@ from fullconformal.models.tensors import finite_rows
 from fullconformal.sets import likeliest
 from fullconformal.storage import savable
 
-# The share of the calibration points that chooses the parameters of RAPS, as published.
-TUNING = 0.3
-AGGREGATIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median}
+AGGREGATIONS: dict[str, Callable[..., FloatArray]] = {"mean": np.mean, "median": np.median}
 
 
 def split(fit: HeldOutFit, calibration_size: float, seed: int, what: str) -> Part:
@@ -144,8 +142,8 @@ class SplitConformalClassifier(HeldOutClassifier):
             rest = part[1]
         labels, uniform = bag.y[rest], rng.uniform(size=len(rest))
         if not fit.score.complete:
-            # The first points choose the open parameters of the score, and serve nothing else.
-            held = int(TUNING * len(labels))
+            # The first 30 %, as published, choose the open parameters of the score, and serve nothing else.
+            held = int(0.3 * len(labels))
             if not held:
                 raise ValueError(
                     f"{len(labels)} calibration points are too few to tune RAPS on a part of them; give k_reg and lambda_reg, "
@@ -260,5 +258,4 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         """
         check_flag("smoothing", smoothing)
         X = self._objects(X)
-        out: FloatArray = AGGREGATIONS[self.aggregation](self._held_out.p_values_by_part(X, smoothing), axis=0)
-        return out
+        return AGGREGATIONS[self.aggregation](self._held_out.p_values_by_part(X, smoothing), axis=0)

@@ -227,5 +227,4 @@ class Recalibration:
 
 def refined(fitted: Fitted, X: Any, p: FloatArray) -> FloatArray:
     """Scores −p (m, C), as small p-values are the nonconforming ones; plus less than their spacing, by the model's loss."""
-    out: FloatArray = -p - 0.999 / (fitted.n + 1) / (1 - fitted.log_proba(X))
-    return out
+    return -p - 0.999 / (fitted.n + 1) / (1 - fitted.log_proba(X))

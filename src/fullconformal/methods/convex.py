@@ -25,9 +25,6 @@ from fullconformal.methods.fitting import FittedProblem, fit_problem
 from fullconformal.problem import Problem
 from fullconformal.storage import expect, require, savable
 
-# Seconds nobody is warned of.
-PATIENCE = 60.0
-
 
 def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
     """About how long the symmetric p-values of m objects take, n training points with d inputs, on one core.
@@ -75,7 +72,8 @@ class FittedSymmetric(FittedProblem):
         """Warn where all candidates of m objects will take long."""
         n, d = self.bag.X.shape
         seconds = symmetric_seconds(m, n, d, self.n_classes)
-        if seconds > PATIENCE:
+        # Of less than a minute nobody is warned.
+        if seconds > 60:
             warnings.warn(
                 f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.n_classes} classes, "
                 f"{d * self.bag.K} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",

@@ -20,13 +20,7 @@ from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, starts_with
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.networks import linear, with_new_head
-from fullconformal.models.requirements import (
-    check_classes,
-    check_outputs,
-    fit_transformer,
-    split_pipeline,
-    transform,
-)
+from fullconformal.models.requirements import check_classes, check_outputs, fit_transformer, split_pipeline, transform
 from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
 from fullconformal.models.training import train
 from fullconformal.problem import Problem, contrast_layers
@@ -159,8 +153,7 @@ class FittedProblem(Fitted):
 
 def problem_log_proba(problem: Problem, X: Tensor) -> FloatArray:
     """Logarithms (m, C) of a model's probabilities, float64, for inputs (m, ...)."""
-    out: FloatArray = problem.loss.log_proba(problem.logits(X).double()).cpu().numpy()
-    return out
+    return problem.loss.log_proba(problem.logits(X).double()).cpu().numpy()
 
 
 @savable

@@ -30,9 +30,6 @@ from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.progress import stage
 from fullconformal.storage import expect, require, savable
 
-# Parameters up to which a half-solved gradient takes no longer than a pass through the model.
-SOLVES = 64
-
 
 @savable
 class FittedInfluence(FittedProblem):
@@ -213,7 +210,8 @@ def choice_of(problem: Problem, config: Config) -> Choice:
 
 def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit | None = None) -> Prepared:
     """The factor of the curvature and what is prepared of the training points; `fit` shares the work out where it is given."""
-    with alone(problem.n * problem.size * problem.p / SOLVES):
+    # Up to 64 parameters a half-solved gradient takes no longer than a pass through the model.
+    with alone(problem.n * problem.size * problem.p / 64):
         factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
         memory -= factor.nbytes
         if fit is None:

@@ -138,11 +138,7 @@ class NearestNeighbors(Scores):
         cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, k: int = 5, p: float = 2.0, block: int = CACHE
     ) -> Self:
         """Provisional lists on the bag X (n, d), y (n,): O(n²), once."""
-        if k < 1:
-            raise ValueError(f"k is {k}; the number of neighbours must be at least 1")
-        if not p >= 1:
-            raise ValueError(f"p is {p}; the Minkowski distance needs p ≥ 1 (2 is Euclidean)")
-        X, y = training(X, y, n_classes)
+        X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
         own, others = np.empty((2, len(y), k))
         for at in blocks(len(y), 32 * len(y) + 32 * n_classes * k, block):
             D = without_self(cdist(X[at], X, "minkowski", p=p), at, np.inf)
@@ -194,9 +190,7 @@ class KernelDensity(Scores):
         cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, bandwidth: float = 1.0, block: int = CACHE
     ) -> Self:
         """Provisional sums on the bag X (n, d), y (n,): O(n²), once."""
-        if not 0 < bandwidth < np.inf:
-            raise ValueError(f"bandwidth is {bandwidth}; it must be positive and finite")
-        X, y = training(X, y, n_classes)
+        X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
         total = np.empty(len(y))
         for c in range(n_classes):
             members = np.flatnonzero(y == c)
@@ -218,16 +212,6 @@ class KernelDensity(Scores):
         """How far from a finite τ (m, C) a score is still tied with it: the exponents of its d terms are of the size of τ, or 1."""
         d: int = self.X.shape[1]
         return TIE * (d + math.log(len(self.y) + 1)) * (1 + tau)
-
-
-def training(X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int) -> tuple[FloatArray, npt.NDArray[np.intp]]:
-    """The bag as arrays X (n, d) and y (n,), its labels checked."""
-    X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
-    if y.shape != X.shape[:1] or X.ndim != 2:
-        raise ValueError(f"X must have shape (n, d) and y (n,); they have {X.shape} and {y.shape}")
-    if len(y) == 0 or y.min() < 0 or y.max() >= n_classes:
-        raise ValueError(f"y must hold at least one label, all in 0..{n_classes - 1}; encode the labels")
-    return X, y
 
 
 def blocks(length: int, row: int, size: int) -> Iterator[slice]:
@@ -322,17 +306,16 @@ class Neighbors(Method):
 
     def fit(self, bag: Bag, config: Config) -> FittedNeighbors:
         X, model = np.asarray(bag.X, dtype=np.float64), self.model
-        scores: Scores
-        if isinstance(model, KNeighborsClassifier):
-            orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
-            if model.weights != "uniform" or model.metric not in orders:
-                raise ValueError(
-                    f"estimator=KNeighborsClassifier(weights={model.weights!r}, metric={model.metric!r}) is not "
-                    f"supported; use weights='uniform' and a metric among {sorted(orders)}."
-                )
-            k, order = int(model.n_neighbors), orders[model.metric]
-            check_distances(X, order, training=True)
-            scores = NearestNeighbors.fit(X, bag.y, bag.n_classes, k, order)
-        else:
-            scores = KernelDensity.fit(X, bag.y, bag.n_classes, model.bandwidth)
-        return FittedNeighbors(scores, clone(model).fit(X, bag.y))
+        # Which checks its own parameters.
+        fitted = clone(model).fit(X, bag.y)
+        if not isinstance(model, KNeighborsClassifier):
+            return FittedNeighbors(KernelDensity.fit(X, bag.y, bag.n_classes, model.bandwidth), fitted)
+        orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
+        if model.weights != "uniform" or model.metric not in orders or orders[model.metric] < 1:
+            raise ValueError(
+                f"estimator=KNeighborsClassifier(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not "
+                f"supported; use weights='uniform', a metric among {sorted(orders)}, and p ≥ 1."
+            )
+        order = orders[model.metric]
+        check_distances(X, order, training=True)
+        return FittedNeighbors(NearestNeighbors.fit(X, bag.y, bag.n_classes, int(model.n_neighbors), order), fitted)

@@ -36,8 +36,6 @@ LogProbability = Callable[[Array], Array]
 Train = Callable[[Array, Array], LogProbability]
 
 TASK_SECONDS = 1.0
-# Of a run, where candidates can be shared out so.
-MOST_TASKS = 4096
 
 
 def refit_counts(
@@ -265,7 +263,8 @@ def hashes(X: Array, y: Array) -> npt.NDArray[np.uint64]:
 def tasks(left: npt.NDArray[np.intp], stride: int, seconds: float, workers: int) -> list[tuple[int, int]]:
     """Ranges that cover the fits left: about a second each or more, of one candidate unless its fits take less, some for each worker."""
     second = TASK_SECONDS / seconds
-    size = max(1, math.ceil(min(max(second, len(left) / MOST_TASKS), len(left) / (4 * workers))))
+    # No more than 4096 of a run, where candidates can be shared out so.
+    size = max(1, math.ceil(min(max(second, len(left) / 4096), len(left) / (4 * workers))))
     # Whole candidates.
     block = stride * max(1, int(min(size, second) // stride))
     number = left // block * block + left % block // size
