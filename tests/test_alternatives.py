@@ -213,7 +213,7 @@ def test_a_prefit_model_must_be_fitted_and_know_the_labels():
         SplitConformalClassifier(prefit=True).fit(X, Y)
     with pytest.raises(NotFittedError):
         SplitConformalClassifier(LogisticRegression(), prefit=True).fit(X, Y)
-    with pytest.raises(ValueError, match=r"does not know: \[2\]; its classes are \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"does not know: \[2\]; the classes are \[0, 1\]"):
         SplitConformalClassifier(LogisticRegression().fit(X[Y < 2], Y[Y < 2]), prefit=True).fit(X, Y)
 
 

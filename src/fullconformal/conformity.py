@@ -24,7 +24,8 @@ from fullconformal.storage import savable
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-LAMBDAS = (0.001, 0.01, 0.1, 0.2, 0.5)  # the published choice for RAPS
+# The published choice for RAPS.
+LAMBDAS = (0.001, 0.01, 0.1, 0.2, 0.5)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     n_samples_fit_: int
     confidence_level: float
     class_conditional: bool
-    _sample: Any  # the first training objects as they were given
+    #: the first training objects as they were given
+    _sample: Any
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Keep a constructor's parameters, its `locals()`, as they are."""
@@ -79,7 +80,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Those of `predict_p`, where the method has it.
         """
         p: Any = self.predict_p(X, **options)
-        return np.asarray(p[1] if isinstance(p, tuple) else p)  # of bounds, the upper gives valid sets
+        # Of bounds, the upper gives valid sets.
+        return np.asarray(p[1] if isinstance(p, tuple) else p)
 
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
@@ -219,7 +221,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         StorageError
             Where a part cannot be saved; it says which, and what to do.
         """
-        from fullconformal.estimators.saving import save  # which knows every estimator
+        # Which knows every estimator, this one too.
+        from fullconformal.estimators.saving import save
 
         save(self, path, factory=factory)
 
@@ -276,7 +279,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = inputs.unmasked("X", X)
         y = y if isinstance(y, str) and y == "no_validation" else inputs.labels(y)
         inputs.check_names(X)
-        X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
+        # Rows are what is taken of it.
+        X = X.tocsr() if issparse(X) else X
         transformers, final = split_pipeline(self.estimator)
         if transformers is None:
             inputs.check_columns(X)

@@ -394,7 +394,8 @@ class FullConformalClassifier(ConformalClassifier):
         require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < n_classes)).all()), "labels")
         if self._recalibration is not None:
             self._recalibration.verify(n_classes)
-        if not hasattr(self, "_sample"):  # fitted to a stream, which kept no object: tried on one of zeros
+        # A stream kept no object: it is tried on one of zeros.
+        if not hasattr(self, "_sample"):
             shape = self._input_shape
             sizes = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= 2**24
             require(sizes, "shape of objects")

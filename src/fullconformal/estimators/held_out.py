@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
-from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
+from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import Model, fit_model
@@ -216,7 +216,11 @@ class HeldOutClassifier(ConformalClassifier):
         """
         self.check_params()
         X, y = self._checked(X, y, reset=True)
-        self.classes_, index = self._encode(y)
+        known = getattr(self.estimator, "classes_", None) if getattr(self, "prefit", False) else None
+        if known is None:
+            self.classes_, index = encode_labels(y)
+        else:
+            self.classes_, index = known, index_labels(y, known, "the fitted estimator does not know")
         self.n_samples_fit_, self._sample, self._scored_by = len(index), first_rows(X), self._scoring()
         rng, score = check_random_state(self.random_state), score_of(self)
         work = Work(getattr(self, "n_jobs", None))
@@ -256,10 +260,6 @@ class HeldOutClassifier(ConformalClassifier):
         self.check_params()
         self._held_out.verify(self.verify_labels())
         self.verify_p()
-
-    def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
-        """Classes (C,) and label indices (n,)."""
-        return encode_labels(y)
 
     def _objects(self, X: Any) -> Any:
         """Checked objects, to be scored as the calibration points were."""

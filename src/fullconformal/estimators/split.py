@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
@@ -18,11 +17,9 @@ from fullconformal.estimators.held_out import (
     HeldOut,
     HeldOutClassifier,
     HeldOutFit,
-    IntArray,
     Part,
     check_trained,
 )
-from fullconformal.estimators.inputs import encode_labels
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.methods.fitting import fit_model
 from fullconformal.models.requirements import split_pipeline
@@ -116,19 +113,6 @@ class SplitConformalClassifier(HeldOutClassifier):
             raise ValueError("prefit=True needs a fitted estimator; estimator=None is fitted here.")
         if self.prefit and not isinstance(final, nn.Module):
             check_is_fitted(final)
-
-    def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
-        """Classes (C,) and label indices (n,): those that a fitted estimator knows, where there is one."""
-        known = getattr(self.estimator, "classes_", None) if self.prefit else None
-        if known is None:
-            return encode_labels(y)
-        unseen = sorted(set(y.tolist()) - set(known.tolist()))
-        if unseen:
-            raise ValueError(
-                f"y holds labels the fitted estimator does not know: {unseen[:5]}; its classes are {known.tolist()}."
-            )
-        order = np.argsort(known)
-        return known, order[np.searchsorted(known, y, sorter=order)]
 
     def _calibrate(self, fit: HeldOutFit) -> HeldOut:
         bag, rng = fit.bag, fit.rng

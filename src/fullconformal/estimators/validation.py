@@ -16,7 +16,7 @@ from torch import nn
 from fullconformal import sets
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
-from fullconformal.estimators.inputs import labels
+from fullconformal.estimators.inputs import index_labels, labels
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import ConformalWarning
@@ -93,12 +93,9 @@ def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
 def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Label indices (m,) of fresh points, which must be known labels, one for each object."""
     y = column_or_1d(labels(y))
-    unseen = sorted(set(y.tolist()) - set(classes.tolist()))
-    if unseen:
-        raise ValueError(f"y holds labels unseen in training: {unseen[:5]}; the classes are {classes.tolist()}.")
+    index = index_labels(y, classes, "unseen in training")
     if _num_samples(X) != len(y):
         raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
-    index: npt.NDArray[np.int64] = np.searchsorted(classes, y)
     return index
 
 
@@ -186,7 +183,8 @@ def device_of(device: str, estimator: Any) -> torch.device:
         return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
     try:
         probe = torch.zeros(1, device=device)
-        probe.item()  # which "meta" has none of
+        # Which "meta" has none of.
+        probe.item()
         return probe.device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={device!r} cannot be used here: {error}") from error

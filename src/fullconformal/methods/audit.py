@@ -54,6 +54,7 @@ class Audit:
 
     @property
     def changed(self) -> int:
+        """Pairs whose label would enter or leave the set at `confidence_level`."""
         method, exact = (members(p, 1 - self.confidence_level) for p in (self.p_method, self.p_exact))
         return int((method != exact).sum())
 

@@ -67,6 +67,7 @@ class Bag:
 
     @property
     def n_classes(self) -> int:
+        """C."""
         return len(self.classes)
 
 

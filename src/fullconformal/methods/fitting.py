@@ -213,7 +213,8 @@ class Piped:
         return self.model.precision(X)
 
 
-Model = LogProba | Piped  # log-probabilities (m, C) of objects
+# Log-probabilities (m, C) of objects.
+Model = LogProba | Piped
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,9 @@ def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
         estimator.set_params(train_split=None)
         return estimator.fit(np.asarray(X, dtype=np.float32), np.asarray(y, dtype=np.int64))
     unset = [k for k, v in estimator.get_params().items() if k.split("__")[-1] == "random_state" and v is None]
-    return estimator.set_params(**dict.fromkeys(unset, seed)).fit(X, y)
+    if unset:
+        estimator.set_params(**dict.fromkeys(unset, seed))
+    return estimator.fit(X, y)
 
 
 def settings_of(estimator: Any) -> list[tuple[str, str]]:

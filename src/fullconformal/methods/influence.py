@@ -57,7 +57,8 @@ class FittedInfluence(FittedProblem):
         if self.span is None:
             return super().inputs(X)
         if self.problem.X.dtype != torch.float64:
-            super().inputs(X)  # whose error names a column
+            # Whose error names a column.
+            super().inputs(X)
         return super().inputs(self.span.coordinates(X))
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
@@ -133,7 +134,8 @@ class Influence(Method):
         self._check_memory(bag, config)
         span = self._span(bag, config)
         if span is not None:
-            check_squares(bag.X, name_of(config.dtype or torch.float64))  # whose error names a column
+            # Whose error names a column.
+            check_squares(bag.X, name_of(config.dtype or torch.float64))
             bag = Bag(span.coordinates(bag.X), bag.y, bag.classes)
         fit = self._shared(bag, config)
         problem = self.problem(bag, config, fit)

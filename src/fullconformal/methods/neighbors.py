@@ -242,7 +242,8 @@ def nearest(D: FloatArray, y: npt.NDArray[Any], n_classes: int, k: int) -> Float
 def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
     """own / others elementwise, with the conventions above."""
     own, others = np.broadcast_arrays(own, others)
-    with np.errstate(over="ignore"):  # a ratio that is too large is inf
+    with np.errstate(over="ignore"):
+        # A ratio that is too large is inf.
         out: FloatArray = np.where(own > 0, np.inf, 1.0)
         return np.divide(own, others, out=out, where=(others > 0) & (own < np.inf))
 
