@@ -18,8 +18,8 @@ from fullconformal.diagnostics import Diagnostics
 from fullconformal.last_layer.bag import PASS, Collector, LayerBag, last_layer_counts
 from fullconformal.last_layer.network import Head, Stream
 from fullconformal.losses import SOFTMAX, NotFinite
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query
-from fullconformal.methods.fitting import L2_NETWORK, fit_problem
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query
+from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
@@ -38,15 +38,11 @@ class FittedLastLayer(Fitted):
 
     def __init__(self, head: Head, bag: LayerBag, damping_chosen: bool, memory: int, ordered: bool):
         """`ordered` where the points came in an order that the user knows."""
+        y = torch.empty_like(bag.order)
+        y[bag.order] = bag.y[: bag.n]
+        super().__init__(np.asarray(y.cpu().numpy()), head.layer.out_features)
         self.head, self.bag, self.input_shape = head, bag, head.input_shape
-        self.n, self.n_classes = bag.n, head.layer.out_features
         self.damping_chosen, self.memory, self.ordered = damping_chosen, memory, ordered
-
-    @property
-    def labels(self) -> IntArray:
-        y = torch.empty_like(self.bag.order)
-        y[self.bag.order] = self.bag.y[: self.n]
-        return np.asarray(y.cpu().numpy())
 
     @property
     def device(self) -> torch.device:
@@ -120,12 +116,8 @@ class FittedOnFeatures(Fitted):
     guarantee = "approximate"
 
     def __init__(self, head: Head, inner: FittedInfluence):
+        super().__init__(inner.labels, inner.n_classes)
         self.head, self.inner, self.input_shape = head, inner, head.input_shape
-        self.n, self.n_classes = inner.n, inner.n_classes
-
-    @property
-    def labels(self) -> IntArray:
-        return self.inner.labels
 
     @property
     def device(self) -> torch.device:
@@ -169,8 +161,6 @@ class LastLayer(Method):
     bag may hold a `Stream` as X, whose labels come with its objects.
     """
 
-    name = "influence"
-
     def fit(self, bag: Bag, config: Config) -> FittedLastLayer | FittedOnFeatures:
         streamed = isinstance(bag.X, Stream)
         if not (config.prefit and config.head is None and isinstance(self.model, nn.Module)):
@@ -178,11 +168,9 @@ class LastLayer(Method):
             parts = problem.unpack(problem.penalty).items()
             penalty = {name: float(part.mean()) / problem.n for name, part in parts}
             return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=None))
-        network, own = copy.deepcopy(self.model), next(self.model.parameters()).dtype
-        # Half precision has no factorisations.
-        dtype = config.dtype or torch.promote_types(own, torch.float32)
-        network = network.to(device=config.device, dtype=dtype).eval()
+        network = to_device(copy.deepcopy(self.model), config)
         if not streamed:
+            dtype = next(network.parameters()).dtype
             check_outputs(network, torch.as_tensor(np.array(bag.X[:2])).to(config.device, dtype), bag.n_classes)
         penalty = dict.fromkeys(dict(network.named_parameters()), L2_NETWORK if config.l2 is None else config.l2)
         stream = bag.X if streamed else Stream(bag.X, bag.y)
