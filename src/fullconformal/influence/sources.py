@@ -21,6 +21,7 @@ from fullconformal.influence.bag import Bag
 from fullconformal.influence.candidates import (
     HUGE,
     Candidates,
+    Root,
     is_bounded,
     root_pays,
     solved_by_root,
@@ -86,7 +87,7 @@ class Source(ABC):
 class Kept(Source):
     """L⁻¹g_i as they are kept; of float64 in float32 too, where products in float32 are what they should be."""
 
-    root: list[Tensor] | None = None
+    root: Root | None = None
 
     def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
         super().__init__(prepared, bag, X, q)
@@ -95,7 +96,8 @@ class Kept(Source):
         self.has_top = self.is_bounded and q == 1 and len(bag.stops) == 1
 
     def begin(self, left: Candidates) -> None:
-        self.root = written_root(self.prepared) if root_pays(self.prepared, left) else None
+        if root_pays(self.prepared, left):
+            self.root = self.bag.root = self.bag.root or written_root(self.prepared)
 
     def make(self, found: Candidates, single: bool) -> Candidates:
         single = single and self.single
