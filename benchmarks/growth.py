@@ -53,7 +53,7 @@ def main(sizes: list[int]) -> None:
 
 def point(net: torch.nn.Module, data: Dataset, n: int) -> dict[str, float]:
     """Seconds a test point with a bag of n points, pruned and not, and the share of products formed."""
-    from fullconformal.influence.pruned import pruned_counts
+    from fullconformal.influence.counter import direct_counts
 
     clf = FullConformalClassifier(
         net, prefit=True, method="influence", l2=L2, damping=DAMPING, prune=True, device="cpu"
@@ -63,7 +63,7 @@ def point(net: torch.nn.Module, data: Dataset, n: int) -> dict[str, float]:
         clf.fit(data.X[:n], data.y[:n])
     p = clf.predict_p(data.X_test)
     pruned = seconds(lambda: clf.predict_p(data.X_test), 2, process_time) / POINTS
-    counts = pruned_counts(clf._engine.training, torch.as_tensor(data.X_test), 1.0)
+    counts = direct_counts(clf._engine.prepared, torch.as_tensor(data.X_test), 1.0)
     few = clf.set_params(prune=False)
     unpruned = seconds(lambda: few.predict_p(data.X_test[:FEW]), 1, process_time) / FEW
     assert np.abs(few.predict_p(data.X_test[:5]) - p[:5]).max() < 1e-9

@@ -139,7 +139,7 @@ def stages(out: Run) -> Iterator[None]:
         ("curvature", ggn, "dense_curvature"),
         ("factor", dense, "factorise"),
         ("self-influences", engines, "prepare"),
-        ("p-values", engines, "pruned_counts"),
+        ("p-values", engines, "direct_counts"),
     ]
     before = [getattr(module, name) for _, module, name in places]
     for stage, module, name in places:

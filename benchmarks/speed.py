@@ -12,7 +12,6 @@ import warnings
 
 import numpy as np
 import torch
-from fullconformal.influence.pruned import pruned_counts
 from measure import console, seconds, show
 from sklearn.datasets import make_classification
 from torch import nn
@@ -20,6 +19,7 @@ from torch.func import functional_call, hessian
 
 from fullconformal import ConformalWarning, FullConformalClassifier
 from fullconformal.curvature import GGN, Hessian
+from fullconformal.influence.counter import direct_counts
 from fullconformal.models import mlp
 from fullconformal.models.training import train
 from fullconformal.problem import Problem, flat
@@ -140,14 +140,14 @@ def network() -> None:
     pruned = clf.set_params(prune=True)
     ours_pruned = seconds(lambda: pruned.predict_p(Xt), 3) / len(Xt)
     with torch.no_grad():
-        L = clf._engine.training.factor.matrix
+        L = clf._engine.prepared.factor.matrix
         Hinv = torch.cholesky_inverse(L)
-        G = flat(clf._engine.training.rows(slice(0, 40)))
+        G = flat(clf._engine.prepared.rows(slice(0, 40)))
         sample = 60
         pair = (
             seconds(
                 lambda: [
-                    paper_loop_pair(clf._engine.training.loss[k % 40], G[k % 40], G[7], Hinv) for k in range(sample)
+                    paper_loop_pair(clf._engine.prepared.loss[k % 40], G[k % 40], G[7], Hinv) for k in range(sample)
                 ]
             )
             / sample
@@ -168,7 +168,7 @@ def growth() -> None:
     rows, first = [], None
     for n in (2_000, 5_000, 10_000, 20_000, 50_000):
         clf, Xt = network_fit(n, prune=True)
-        touched = pruned_counts(clf._engine.training, torch.as_tensor(Xt), 1.0).touched
+        touched = direct_counts(clf._engine.prepared, torch.as_tensor(Xt), 1.0).touched
         each = seconds(lambda clf=clf, Xt=Xt: clf.predict_p(Xt), 3) / len(Xt)
         first = first or (n, each)
         rows.append(

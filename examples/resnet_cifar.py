@@ -253,7 +253,6 @@ def influence(args, results, name, network, X, y, X_test):
         start = time.perf_counter()
         results.p[name][at] = clf.predict_p(X_test[at].cpu().numpy())
         part = {"test_points": len(at), "seconds": round(time.perf_counter() - start, 3), "peak_gib": peak(args.device)}
-        part["pairs_formed"] = getattr(clf._engine, "formed", None)
         before = [*before, part]
         print(f"{name}: {part}", flush=True)
         results.note(name, predict_p_seconds=round(sum(each["seconds"] for each in before), 3), parts=before)

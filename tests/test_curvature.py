@@ -17,7 +17,6 @@ from fullconformal.curvature.dense import (
     DenseFactor,
     factorise,
     inverse_triangular,
-    meeting_and_idle,
     times_triangular,
 )
 from fullconformal.curvature.linear import PORTION, linear_curvature
@@ -95,8 +94,7 @@ def test_every_factor_is_a_symmetric_inverse(name, curvature, damping):
     factor = CURVATURES[curvature](damping).factor(problem)
     inverse = factor.solve(torch.eye(problem.p, dtype=torch.float64))
     values = 1 / torch.linalg.eigvalsh((inverse + inverse.T) / 2).flip(0)
-    # Rounding, or what conjugate gradients were asked for, in the norm of 𝓗: √κ more in the ordinary one.
-    tol = (1e-13 + factor.accuracy) * problem.p * values[-1] / values[0]
+    tol = 1e-13 * problem.p * values[-1] / values[0]
     assert (inverse - inverse.T).abs().max() < tol * inverse.abs().max()
     assert factor.positive_definite and values[0] >= factor.floor * (1 - tol)
     assert factor.floor == pytest.approx(2.0 + problem.n * (damping or 0.0))
@@ -107,9 +105,8 @@ def test_every_factor_is_a_symmetric_inverse(name, curvature, damping):
     assert (solved - G @ inverse).abs().max() < tol * solved.abs().max()
     influence, kept = factor.influence(G)
     assert (influence - (solved * G).sum(1)).abs().max() < tol * influence.max()
-    assert (factor.solved(kept) - solved).abs().max() < tol * solved.abs().max()
-    if factor.has_half:
-        assert (factor.half(G) @ factor.half(G).T - solved @ G.T).abs().max() < tol * influence.max()
+    assert (factor.back(kept) - solved).abs().max() < tol * solved.abs().max()
+    assert (factor.half(G) @ factor.half(G).T - solved @ G.T).abs().max() < tol * influence.max()
 
 
 @pytest.mark.parametrize("curvature", CURVATURES)
@@ -173,7 +170,7 @@ def test_the_gauge_is_fixed_without_changing_any_product():
 
 @pytest.mark.parametrize("damping", [None, 0.3, 0.0])
 @pytest.mark.parametrize("unpenalised", [False, True])
-def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpenalised):
+def test_parameters_that_meet_no_other_are_solved_for(damping, unpenalised):
     """Inputs that are always zero and a dead unit, against the inverse written out; rows that are no gradients meet them too."""
     generator = torch.Generator().manual_seed(3)
     p, idle = 200, torch.randperm(200, generator=generator)[:30]
@@ -188,17 +185,13 @@ def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpen
             factorise(H, 300, damping, 0.0, torch.float64)
         return
     factor = factorise(H.clone(), 300, damping, 0.0, torch.float64)
-    assert (
-        len(factor.matrix) == p - 30
-        and factor.positive_definite
-        and (factor.damping == 0) == (not damping and not unpenalised)
-    )
+    assert factor.positive_definite and (factor.damping == 0) == (not damping and not unpenalised)
     H.diagonal().add_(300 * factor.damping)
     tol = 1e-14 * p * torch.linalg.cond(H) * torch.linalg.inv(H).abs().max()
     assert (factor.solve(V) - V @ torch.linalg.inv(H)).abs().max() < tol
     s, kept = factor.influence(V)
     assert (s - (V @ torch.linalg.inv(H) * V).sum(1)).abs().max() < tol * p
-    assert (factor.solved(kept) - factor.solve(V)).abs().max() == 0
+    assert (factor.back(kept) - factor.solve(V)).abs().max() == 0
     smallest, rounding = torch.linalg.eigvalsh(H)[0], 1e-15 * p * torch.linalg.matrix_norm(H, 2)
     assert smallest - rounding <= smallest_eigenvalue(factor.solve, V[0]) <= 1.1 * smallest + rounding
     assert factor.floor <= smallest + rounding
@@ -222,22 +215,6 @@ def test_the_floor_allows_for_the_rounding_of_the_matrix(dtype):
         if scale == 1 and dtype == torch.float64:
             assert factor.floor == pytest.approx(2.0)
     assert below
-
-
-@pytest.mark.parametrize("largest", ["idle", "meeting"])
-@pytest.mark.parametrize("number", [24, 25, 26, 100, 199, 200])
-def test_idle_parameters_are_found_whatever_row_is_the_largest(largest, number):
-    """By definition: no other entry in their rows. One in eight of 200 is 25."""
-    generator = torch.Generator().manual_seed(number)
-    where = torch.randperm(200, generator=generator)
-    B = torch.randn(300, 200, dtype=torch.float64, generator=generator)
-    B[:, where[:number]] = 0
-    H = B.T @ B + torch.eye(200)
-    H[(at := where[0 if largest == "idle" else -1]), at] = 1e6
-    meeting, idle = meeting_and_idle(H)
-    alone = ((H - torch.diag(H.diagonal())) == 0).all(1)
-    expected = alone if 25 <= int(alone.sum()) < 200 else torch.zeros(200, dtype=torch.bool)
-    assert torch.equal(idle, expected.nonzero()[:, 0]) and torch.equal(meeting, (~expected).nonzero()[:, 0])
 
 
 @pytest.mark.parametrize("p", [SMALL, SMALL + 1, 300])

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from scipy.linalg import lapack
@@ -36,6 +37,7 @@ class DenseFactor(Factor):
     damping: float
     smallest_eigenvalue: float
     floor: float
+    earlier: ClassVar = ("order", "roots")  # fields that files of earlier versions may have
     inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
 
     @property

@@ -193,7 +193,7 @@ class _Counter:
         order = torch.as_tensor(tiles.order, device=device)
         first = torch.as_tensor(np.repeat(tiles.first, tiles.size), device=device)
         below = torch.zeros(len(order), dtype=torch.int32 if points.weight is None else torch.float64, device=device)
-        near = _Near(self, source, made, points)
+        near = _Near(source, made, points)
         of_score, of_product, of_point = (v if v is near.of_point else v[order] for v in near.bounds)
         most = near.largest(of_score, of_product, tiles)
         dtype = torch.float32 if single else made.tau.dtype
@@ -231,8 +231,8 @@ class _Counter:
 class _Near:
     """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
 
-    def __init__(self, counter: _Counter, source: Source, made: Candidates, points: _Points):
-        self.counter, self.source, self.made, self.points = counter, source, made, points
+    def __init__(self, source: Source, made: Candidates, points: _Points):
+        self.source, self.made, self.points = source, made, points
         self.prepared, self.own = source.prepared, source.own(made)
         self.column = made.x * self.prepared.problem.n_classes + made.y
         self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)

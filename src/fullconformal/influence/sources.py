@@ -59,9 +59,8 @@ class Source(ABC):
 
     def own(self, found: Candidates) -> Tensor:
         """Rounding granted to τ (k,)."""
-        return self.prepared.rounding * torch.maximum(
-            found.tau.abs(), found.loss.abs() if found.rows is None else found.tau.abs()
-        )
+        size = found.tau.abs() if found.rows is not None else torch.maximum(found.tau.abs(), found.loss)
+        return self.prepared.rounding * size
 
     def begin(self, left: Candidates) -> None:
         """Make what serves all candidates that are left."""
@@ -174,13 +173,15 @@ class FromLayers(Source):
     directions of small λ, where (λ+1)^-½ leaves it as it is and shrinks the gradient, so ten bits would not do.
     """
 
-    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float, halves: Halves, low: bool | None):
+    def __init__(
+        self, prepared: Prepared, bag: Bag, X: Tensor, q: float, halves: Halves, low: bool | None, part: int = PART
+    ):
         super().__init__(prepared, bag, X, q)
         p = prepared.problem.p
         self.halves, self.is_bounded = halves, True
         self.low = X.is_cuda and X.dtype == torch.float32 if low is None else low
         self.dtype = torch.float16 if self.low else X.dtype
-        self.parts = -(-p // PART)
+        self.parts = -(-p // part)
         self.width = p + (-p % (8 * self.parts) if self.low else 0)
         self.error = prepared.rounding + (HALF_ERROR if self.low else 0.0)
         nbytes = self.width * self.dtype.itemsize

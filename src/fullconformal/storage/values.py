@@ -199,9 +199,10 @@ def among(value: Any, allowed: Any) -> Any:
 def of_dataclass(cls: Any) -> Kind:
     """The kind of a dataclass whose fields can all be kept; their types are checked when it is made again.
 
-    Fields with a default may be missing: a file of an earlier version does not know them.
+    Fields with a default may be missing: a file of an earlier version does not know them. Those that the class names as `earlier`, which
+    earlier versions had, are left out where they hold nothing.
     """
-    names = {field.name for field in fields(cls)}
+    names, gone = {field.name for field in fields(cls)}, getattr(cls, "earlier", ())
     needed = {field.name for field in fields(cls) if field.default is MISSING}
 
     def pack(value: Any, _: Packer) -> dict[str, Any]:
@@ -209,6 +210,11 @@ def of_dataclass(cls: Any) -> Kind:
 
     def unpack(values: dict[str, Any], _: Unpacker) -> Any:
         hints = typing.get_type_hints(cls)
+        if any(values.get(name) is not None for name in gone):
+            raise StorageError(
+                f"its {cls.__name__} is of an earlier version, which had {', '.join(gone)}; fit it again"
+            )
+        values = {name: part for name, part in values.items() if name not in gone}
         if not needed <= set(values) <= names or not all(conforms(part, hints[name]) for name, part in values.items()):
             raise StorageError(f"the fields of {cls.__name__} are not what they should be")
         return cls(**values)
