@@ -6,15 +6,12 @@ import torch
 from cases import CURVATURES, MODELS, ResNet, draw
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
 from fullconformal.curvature.block import module_slices
-from fullconformal.influence.halved import Halved
 from torch import nn
 
 from fullconformal import ConformalWarning, FullConformalClassifier, load
 from fullconformal.curvature import CG, EKFAC, GGN, KFAC, BlockGGN, CurvatureError, Dual
-from fullconformal.curvature.base import Halves
 from fullconformal.curvature.kronecker import Part, kronecker_factors
 from fullconformal.curvature.layers import Layer, Place, read_layers
-from fullconformal.influence import halved as halved_module
 from fullconformal.losses import SOFTMAX
 from fullconformal.models import mlp
 from fullconformal.problem import Problem, flat
@@ -100,7 +97,7 @@ def test_dual_and_cg_are_the_ggn(name, curvature, tol):
     assert error.abs().max() < tol * expected.abs().max()
     H = GGN().matrix(problem)
     relative = ((error @ H * error).sum(1) / (expected @ H * expected).sum(1)).sqrt()
-    assert relative.max() < max(factor.accuracy, 1e-12)  # what it promises, in the norm it promises
+    assert relative.max() < 1e-12  # what it promises, in the norm it promises
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -234,32 +231,6 @@ def test_sides_are_turned_before_or_after_the_sum_over_positions():
         assert (part.half(a, delta) - expected).abs().max() < 1e-13 * expected.abs().max()
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet"])
-@pytest.mark.parametrize("size", [1.0, 1e-12])  # of the residuals: sure points have gradients near nothing
-@pytest.mark.parametrize("part", [50, 2**15])  # many parts, the last filled up with zeros, and one
-def test_products_in_half_precision_keep_to_their_bound(name, size, part, monkeypatch):
-    monkeypatch.setattr(halved_module, "PART", part)
-    model, X, y, _ = draw(name, 6, n=30)
-    problem = Problem(model, X, y, 0.7)
-    whole = EKFAC().factor(problem).half(flat(problem.gradients(X, y))).float() * size
-    exact = whole.double() @ whole.double().T
-    s = exact.diagonal().float()
-
-    class Given(Halves):
-        def half(self, X, labels, scale, out):
-            out[..., : problem.p] = whole[labels] * scale[..., None]
-
-        def influences(self, X, labels):
-            raise AssertionError
-
-    halved = Halved(Given(), problem.p, whole, low=True)
-    rows = halved.rows(X, torch.arange(30)[:, None], s[:, None])
-    assert rows.dtype == torch.float16 and rows.shape[1] % (8 * halved.parts) == 0
-    assert halved.parts == -(-problem.p // part)
-    error = (halved.products(rows, s, rows[:20], s[:20]).double() - exact[:, :20]).abs()
-    assert (error <= halved.error * s.sqrt()[:, None] * s[:20].sqrt()).all()
-
-
 def factored(curvature, model, penalty=0.5):
     _, X, y, _ = draw("mlp", 0)
     return curvature.factor(Problem(model.double().eval(), X, y, penalty))
@@ -339,7 +310,7 @@ def test_parameters_elsewhere_are_held_fixed_and_told(images):
     ) as told:
         clf = fitted(images, curvature="ekfac")
     assert sum("held fixed" in str(w.message) for w in told) == 1
-    assert clf._engine.problem.p == sum(q.numel() for q in ResNet().parameters()) - 6
+    assert clf._fitted.problem.p == sum(q.numel() for q in ResNet().parameters()) - 6
     assert "held fixed" in str(clf.diagnose())
     with pytest.warns(ConformalWarning) as told:
         fitted(images, curvature="dual")
@@ -371,7 +342,7 @@ def test_auto_takes_the_first_that_fits():
     def chosen(memory_budget, repeats=1):
         clf = FullConformalClassifier(net, max_epochs=0, memory_budget=memory_budget)
         clf.fit(np.tile(X, (repeats, 1)), np.tile(y, repeats))
-        return clf._engine.name, clf.diagnose()
+        return clf._fitted.name, clf.diagnose()
 
     assert chosen(0.15)[0] == "ggn"  # 2,583² × 24 bytes = 0.149 GiB
     name, facts = chosen(0.01)
@@ -394,8 +365,8 @@ def test_nothing_of_size_n_times_p_is_kept(images):
     """With a budget below n·p numbers, gradients are formed again when they are needed, and the p-values stay the same."""
     X, _ = images
     plenty, lean = (fitted(images, curvature="ekfac", memory_budget=b, prune=True) for b in (1.0, 4e-4))
-    training = lean._engine.training
-    assert training.gradients is None and training.solved is None
+    prepared = lean._fitted.prepared
+    assert prepared.gradients is None and prepared.half is None
     assert np.array_equal(plenty.predict_p(X[:6]), lean.predict_p(X[:6]))
     assert np.array_equal(plenty.predict_p(X[:6]), lean.set_params(prune=False).predict_p(X[:6]))
 
