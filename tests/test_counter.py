@@ -24,10 +24,9 @@ from fullconformal.influence.direct import direct
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_scores
 from fullconformal.influence.sources import FromLayers, Kept
-from fullconformal.methods import keeping
-from fullconformal.methods.fitting import minimise
+from fullconformal.linear.from_problem import fit_linear
 from fullconformal.models import linear, mlp
-from fullconformal.problem import Problem, flat, in_contrasts
+from fullconformal.problem import Problem, flat
 from fullconformal.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
@@ -317,7 +316,7 @@ def regression(n=2000, m=100):
     X, Xt = torch.randn(n, 5).double(), torch.randn(m, 5).double()
     y = (X @ torch.tensor([2.0, 1, 0, -1, 0]).double() + torch.randn(n) > 0).long()
     problem = Problem(linear(5, 2, dtype=torch.float64).eval(), X, y, {"0.weight": 2.0})
-    minimise(problem)
+    fit_linear(problem)
     return prepare(problem, CURVATURES["ggn"]().factor(problem), PLENTY), Xt
 
 
@@ -481,17 +480,11 @@ def test_a_predictor_read_again_gives_the_same_p_values(tmp_path):
     assert np.array_equal(load(tmp_path / "a.fcp").predict_p(X[2000:]), clf.predict_p(X[2000:]))
 
 
-def test_self_influences_of_an_earlier_version_that_err_are_computed_anew():
-    """It told what they err by; where that is nothing they are taken as they are."""
-    engine = FullConformalClassifier(method="influence").fit(*features())._fitted
-    values = {**keeping.pack_influence(engine, None), "keep_solved": False}
-    right, wrong = values["self_influence"], values["self_influence"] + 1e-9
-    none = torch.zeros_like(right)
-    for slack, expected in ((none + 1e-8, right), (none, wrong)):
-        old = {**values, "self_influence": wrong, "influence_slack": slack}
-        assert torch.equal(keeping.unpack_influence(old, None).prepared.self_influence, expected)
+def test_self_influences_that_are_no_numbers_are_refused():
+    fitted = FullConformalClassifier(method="influence").fit(*features())._fitted
+    state = fitted.state()
     with pytest.raises(StorageError, match="losses"):
-        keeping.unpack_influence({**values, "self_influence": right * torch.nan}, None)
+        type(fitted).from_state({**state, "self_influence": state["self_influence"] * torch.nan})
 
 
 # Two classes ------------------------------------------------------------------------------------------------------------
@@ -586,15 +579,3 @@ def test_the_training_points_may_be_overwritten_after_the_fit():
     expected = copy.deepcopy(clf).predict_p(objects)
     X[:] = 0
     np.testing.assert_array_equal(clf.predict_p(objects), expected)
-
-
-def test_contrasts_have_the_counts_of_all_logits():
-    """A regression stated by differences of logits, which is what the classifier fits, has the same scores."""
-    model, X, y, Xt = draw("logistic", 2, n=300, m=40)
-    problem = Problem(model, X, y, 0.7)
-    minimise(problem)
-    found = [
-        direct_counts(prepare(p, CURVATURES["ggn"]().factor(p), PLENTY), Xt, 1.0)
-        for p in (problem, in_contrasts(problem))
-    ]
-    assert np.array_equal(found[0].greater, found[1].greater)

@@ -10,10 +10,10 @@ from sklearn.neural_network import MLPClassifier
 
 import fullconformal
 from fullconformal import CVPlusClassifier, FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.estimators import options
 from fullconformal.linear import from_problem
 from fullconformal.linear.from_problem import Regression, fit_linear
 from fullconformal.linear.span import Span, lengths, span_of
+from fullconformal.methods import influence
 from fullconformal.models import linear
 from fullconformal.problem import Problem
 
@@ -44,7 +44,7 @@ SHAPES = {"columns": data, "basis": wide}
 def both(monkeypatch, make, X, y):
     """A fitted classifier in coordinates of the span, and one that knows the columns as they are."""
     out = make().fit(X, y)
-    for where in (options, from_problem):
+    for where in (influence, from_problem):
         monkeypatch.setattr(where, "span_of", lambda X, penalty=None: None)
     return out, make().fit(X, y)
 
