@@ -179,7 +179,7 @@ def test_points_that_are_all_the_same():
     """More ties than a portion of the memory holds."""
     model, X, y, Xt = draw("logistic", 0, n=3000, m=10)
     problem = Problem(model, X[:1].expand(3000, -1).clone(), torch.zeros_like(y), 1.0)
-    for memory in (PLENTY, 2**16):
+    for memory in (PLENTY, 2**19):
         bag = prepare(problem, CURVATURES["ggn"]().factor(problem), memory)
         assert same(bag, torch.cat([problem.X[:40], Xt]))
 
@@ -248,7 +248,7 @@ def test_objects_beyond_float32_decide_nothing_there(hidden):
 def test_ties_do_not_depend_on_what_is_kept(q):
     """With hardly a penalty, weights that move all logits alike meet an inverse of thousands: they must not enter products."""
     kept, _ = prepared("logistic", 5, n=60, penalty=1e-4)
-    made, _ = prepared("logistic", 5, n=60, penalty=1e-4, memory=2**12)
+    made, _ = prepared("logistic", 5, n=60, penalty=1e-4, memory=2**15)
     assert kept.half is not None and made.half is None
     X, y = kept.problem.X, kept.problem.y
     a, b = (direct_counts(bag, X, q) for bag in (kept, made))
@@ -323,7 +323,8 @@ def regression(n=2000, m=100):
 def test_ranges_hold_what_is_needed_and_little_more():
     bag, Xt = regression()
     points = sorted_bag(bag, 1.0, False)
-    (alpha, tau), rho = all_scores(direct, bag, Xt, 1.0), torch.linspace(0, 2, 200).double()
+    alpha, tau = all_scores(direct, bag, Xt, 1.0)
+    rho = Kept(bag, points, Xt, 1.0).make(every_candidate(bag, Xt, 1.0), single=False).rho
     b, sigma, t = points.b, points.sigma, tau.flatten()
     low, high = points.ranges(t, t, rho, 0 * t, torch.zeros(200, dtype=torch.long))
     at = torch.arange(len(b))
