@@ -31,6 +31,8 @@ class Candidates:
     influence: Tensor
     tau: Tensor
     rows: Tensor | None = None
+    #: what rows in float32 are off by, besides rounding, (k,); ŝ is then an upper bound, and τ off by as much
+    error: Tensor | None = None
 
     @property
     def single(self) -> bool:
@@ -121,27 +123,45 @@ def written_root(prepared: Prepared) -> Root:
 
 
 def solved_by_root(prepared: Prepared, root: Root, X: Tensor, found: Candidates, q: float, single: bool) -> Candidates:
-    """L⁻¹ĝ = Σ D·V over blocks of parameters with ĝ = D ⊗ a and V = a·root, the same for all labels of an object: 2p² operations."""
-    problem = prepared.problem
+    """L⁻¹ĝ = Σ D·V over blocks of parameters with ĝ = D ⊗ a and V = a·root, the same for all labels of an object: 2p² operations.
+
+    In float32 V is rounded and summed over the o outputs: that errs by less than u(o + 3)|D||V|.
+    """
+    problem, C = prepared.problem, prepared.problem.n_classes
     objects, at = torch.unique(found.x, return_inverse=True)
     logits, J = problem.jacobian(X[objects])
     every = candidate_gradients(problem.loss, J, logits)
+    dtype, outputs = torch.float32 if single else X.dtype, sum(b.o for b in problem.blocks)
+    rows = torch.empty(len(found), problem.p, dtype=dtype, device=X.device)
+    s_hat, error = torch.empty_like(found.loss), torch.zeros_like(found.loss)
     order = torch.argsort(at, stable=True)  # candidates by object
     ends = torch.arange(0, len(objects) + OBJECTS, OBJECTS, device=X.device)
     sizes = torch.searchsorted(at[order], ends).diff().tolist()
-    rows = torch.empty(len(found), problem.p, dtype=torch.float32 if single else X.dtype, device=X.device)
-    s_hat = torch.empty_like(found.loss)
+    # Where all labels of all objects are asked for, in order, they are written where they belong.
+    whole = len(found) == C * len(objects) and torch.equal(
+        found.y, torch.arange(C, device=X.device).repeat(len(objects))
+    )
     for start, mine in zip(range(0, len(objects), OBJECTS), order.split(sizes), strict=True):
         ghat = select(every, slice(start, start + OBJECTS))
-        half = X.new_zeros(*ghat[0].left.shape[:2], problem.p)
+        k = len(ghat[0].left)
+        half = rows[C * start : C * (start + k)].view(k, C, -1).zero_() if whole else rows.new_zeros(k, C, problem.p)
+        off = X.new_zeros(k, C)
         for (D, a), parts in zip(ghat, root, strict=True):
             assert a is not None  # there is no prefix
             first = min(column for column, _ in parts)
-            V = X.new_zeros(len(a), len(parts), problem.p - first)
+            V = half.new_zeros(k, len(parts), problem.p - first)
             for output, (column, part) in enumerate(parts):
-                torch.mm(a, part, out=V[:, output, column - first :])
-            half[..., first:].baddbmm_(D, V)
+                V[:, output, column - first :] = a @ part
+            half[..., first:].baddbmm_(D.to(dtype), V)
+            if single:
+                off += torch.linalg.vector_norm(D, dim=2) * torch.linalg.vector_norm(V, dim=(1, 2))[:, None]
         own = at[mine] - start, found.y[mine]
-        s_hat[mine] = torch.linalg.vector_norm(half, dim=2).square_()[own]
-        rows[mine] = half[own].to(rows.dtype)
-    return with_rows(found, rows, s_hat, q)
+        length = torch.linalg.vector_norm(half, dim=2).to(X.dtype)
+        s_hat[mine], error[mine] = length.square()[own], 1.01 * UNIT * (outputs + 3) * off[own]
+        if not whole:
+            rows[mine] = half[own]
+    if not single:
+        return with_rows(found, rows, s_hat, q)
+    # Norms in float32 err too.
+    error += 1.01 * UNIT * problem.p**0.5 * s_hat.sqrt() + problem.p * TINY
+    return replace(with_rows(found, rows, (s_hat.sqrt() + error).square(), q), error=error)

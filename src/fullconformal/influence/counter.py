@@ -12,9 +12,9 @@ tile, which meets the points of all its ranges in one matrix product of rows. Th
 
 In float64, kept rows meet in float32 wherever that decides. With u = 2⁻²⁴, b_i − k_i − τ errs by less than
 
-    u·((2p + 10)·σ_i·ρ + 2·(|b_i| + |τ|))
+    u·((2p + 10)·σ_i·ρ + 2·(|b_i| + |τ|)) + σ_i·ε
 
-by Cauchy–Schwarz, whatever the order of the sums: p additions to Σ|v||w| ≤ σ_i·ρ, whose factors are rounded, and to b_i − τ, which is
+by Cauchy–Schwarz, whatever the order of the sums, where rows of candidates are off by ε: p additions to Σ|v||w| ≤ σ_i·ρ, whose factors are rounded, and to b_i − τ, which is
 about σ_i·ρ at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds that and the tie
 tolerance is decided, and the few pairs that do not are formed again in float64: the counts are those of `count_scores`.
 """
@@ -242,7 +242,7 @@ class _Near:
         of_score, of_product, self.of_point = self.own, source.error * rho, points.slack
         if made.single:
             of_score = self.own + 2 * UNIT * made.tau.abs() + p * TINY * (1 + rho)
-            of_product = UNIT * (2 * p + 10) * rho + p * TINY
+            of_product = UNIT * (2 * p + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
             self.of_point = points.slack + 2 * UNIT * points.b.abs()
         self.of_point = 1.02 * self.of_point
         #: what |α − τ| must exceed to decide is their sum, the second times σ: of candidates (k,) twice, of points (n,)

@@ -60,7 +60,8 @@ class Source(ABC):
     def own(self, found: Candidates) -> Tensor:
         """Rounding granted to τ (k,)."""
         size = found.tau.abs() if found.rows is not None else torch.maximum(found.tau.abs(), found.loss)
-        return self.prepared.rounding * size
+        off = 0.0 if found.error is None else 4 * (1 - self.q) * found.rho * found.error
+        return self.prepared.rounding * size + off
 
     def begin(self, left: Candidates) -> None:
         """Make what serves all candidates that are left."""
