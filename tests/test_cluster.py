@@ -20,7 +20,6 @@ from sklearn.datasets import make_classification
 from fullconformal import ClusterError, FullConformalClassifier
 from fullconformal.influence import shards
 from fullconformal.methods import fitting
-from fullconformal.methods import influence as method
 from fullconformal.runtime import tasks
 from fullconformal.runtime.files import Parts
 from fullconformal.runtime.tasks import Patience, finished
@@ -133,12 +132,12 @@ def test_one_process_shares_nothing_out(monkeypatch, expected):
 
 
 def test_a_few_objects_are_shared_out_by_training_points():
-    training = fitted().set_params()._fitted.training
-    assert shards.grid(training, training.problem.X[:1], 2) == {"blocks": 1, "shards": 8}
-    assert shards.grid(training, training.problem.X, 2) == {"blocks": 8, "shards": 1}
-    assert shards.grid(training, training.problem.X[:1].expand(10_000, -1), 1) == {"blocks": 5, "shards": 1}
-    small = replace(training, memory=4 * training.problem.X.nbytes // 3)
-    assert shards.grid(small, training.problem.X, 2) == {"blocks": 8, "shards": 3}
+    prepared = fitted().set_params()._fitted.prepared
+    assert shards.grid(prepared, prepared.problem.X[:1], 2) == {"blocks": 1, "shards": 8}
+    assert shards.grid(prepared, prepared.problem.X, 2) == {"blocks": 8, "shards": 1}
+    assert shards.grid(prepared, prepared.problem.X[:1].expand(10_000, -1), 1) == {"blocks": 5, "shards": 1}
+    small = replace(prepared, memory=4 * prepared.problem.X.nbytes // 3)
+    assert shards.grid(small, prepared.problem.X, 2) == {"blocks": 8, "shards": 3}
 
 
 @pytest.mark.parametrize("total", [1, 7, 64])
@@ -152,7 +151,7 @@ def test_cuts_cover_everything(total):
 # Killed workers and drivers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "light"), [("curvature", 2**20), ("counts", 2**20), ("influences", -1)])
+@pytest.mark.parametrize(("stage", "light"), [("curvature", 2**20), ("counts", 2**20), ("influence", -1)])
 def test_a_killed_worker_costs_its_parts_only(dask, tmp_path, expected, stage, light, monkeypatch):
     """Whether data go along with their tasks, or apart: these are lost with the worker, and a task whose data are under way hangs."""
     monkeypatch.setattr(shards, "LIGHT", light)
@@ -191,7 +190,7 @@ def test_a_killed_driver_costs_nothing_finished(cluster, dask, tmp_path, expecte
     assert np.abs(p - expected).max() < 1e-9
     after = parts(tmp_path)
     assert found.items() <= after.items()  # none of them was written again
-    assert [len(parts(tmp_path, f"{name}-")) for name in ("curvature", "influences", "counts")] == [8, 8, 8]
+    assert [len(parts(tmp_path, f"{name}-")) for name in ("curvature", "influence", "counts")] == [8, 8, 8]
     assert f"{stage}: 8 parts, {finished_} of them found in" in capsys.readouterr().out
     assert (run(checkpoint=tmp_path) == p).all()
     assert parts(tmp_path) == after  # nothing was left to do
@@ -206,18 +205,18 @@ def test_other_workers_find_the_parts(dask, tmp_path, expected):
     assert parts(tmp_path) == before
 
 
-def test_parts_of_other_parameters_are_not_mixed_in(tmp_path, monkeypatch):
-    """A folder of earlier versions: the same data and options, other matrices and rows."""
+def test_parts_of_other_parameters_are_not_mixed_in(tmp_path):
+    """A folder of earlier versions: the same data and options, but matrices and rows of 14 parameters where there are 21 now."""
     X, Y = make_classification(200, 6, n_informative=4, n_classes=3, random_state=0)
     options = {"method": "influence", "l2": 0.1}
     expected = FullConformalClassifier(**options).fit(X, Y).predict_p(X[:9])
-    with monkeypatch.context() as patch:
-        patch.setattr(method, "in_contrasts", lambda problem: problem)
-        FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y)
+    FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y)
     before = parts(tmp_path, "curvature-")
-    for start, stop in pairwise(
-        np.linspace(0, 200, len(before) + 1).astype(int)
-    ):  # from before the slack of s was kept
+    for path in parts(tmp_path):
+        path.unlink()
+    for start, stop in pairwise(np.linspace(0, 200, len(before) + 1).astype(int)):
+        Parts(tmp_path, print).write(f"curvature-14-{start}-{stop}", np.zeros((14, 14)))
+        # from before the slack of s was kept
         Parts(tmp_path, print).write(f"influence-14-{start}-{stop}", np.zeros((2, stop - start)))
     for _ in range(2):
         p = FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y).predict_p(X[:9])

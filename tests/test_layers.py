@@ -11,7 +11,7 @@ from benchmarks import house
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "metrics", "conformity"]
-CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "linear", "structured", "layers", "kronecker")]
+CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
 METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting")]
 BELOW_METHODS = [
     *ARRAYS,
@@ -25,7 +25,6 @@ ESTIMATORS = {f"estimators.{name}" for name in ("full", "split", "cross", "jackk
 LAYERS = {
     "pvalues": [],
     "sets": [],
-    "table": [],
     "metrics": ["sets", "metrics"],
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],
@@ -52,7 +51,7 @@ LAYERS = {
     "methods.select": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],
-    "comparison": [*BELOW_METHODS, "methods", "report", "estimators", "table"],
+    "comparison": [*BELOW_METHODS, "methods", "report", "estimators"],
 }
 FREE = ["", "cli", "__main__"]  # the package's own __init__ and the command line may import everything
 # Modules that no sibling imports: what they share is a module of its own.

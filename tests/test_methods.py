@@ -362,17 +362,17 @@ def test_the_last_layer_of_a_single_layer_is_the_model(head):
 
 @pytest.mark.parametrize("curvature", ["ggn", "hessian", "dual", "kfac", "ekfac", "last_layer"])
 def test_the_built_in_regression_is_scikit_learns_whatever_the_curvature(curvature):
-    """The one is stated in contrasts, the other but for written curvatures is not: what gradients meet is the same."""
+    """With C = 1/(n · l2); neither library's fit is taken as it is."""
     X, y, Xt, _ = data(3, n=60, m=40)
     options = {"method": "influence", "curvature": curvature, "damping": 1e-3, "l2": None}
     own, theirs = (FullConformalClassifier(m, **options).fit(X, y) for m in (None, LogisticRegression(C=1 / 0.06)))
-    assert own._fitted.problem.n_classes == 3 and own._fitted.problem.p == 2 * 5
+    assert own._fitted.problem.n_classes == 3 and own._fitted.problem.p == 3 * 5
     assert np.array_equal(own.predict_p(Xt), theirs.predict_p(Xt))
 
 
 @pytest.mark.parametrize("curvature", ["ggn", "dual", "ekfac", "last_layer", "last_layer_kron"])
 def test_diagnostics_find_the_smallest_eigenvalue(curvature):
-    """Of a single layer as it is stated, in contrasts or not; of a Kronecker product there is one."""
+    """Of a single layer, and of a Kronecker product of one."""
     X, y, *_ = data(3, n=60)
     layer = nn.Sequential(nn.Linear(4, 3)).double()
     clf = FullConformalClassifier(layer, method="influence", curvature=curvature, prefit=True, l2=0.5).fit(X, y)

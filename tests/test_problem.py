@@ -7,9 +7,7 @@ from torch import nn
 from torch.func import grad, jacrev
 
 from fullconformal.losses import SOFTMAX
-from fullconformal.models import linear, mlp
-from fullconformal.problem import Problem, contract, flat, in_contrasts, squared_norms
-from fullconformal.problem.contrasts import contrasts
+from fullconformal.problem import Problem, contract, flat, squared_norms
 from fullconformal.runtime.numerics import full_precision
 
 EPS = torch.finfo(torch.float64).eps
@@ -131,62 +129,3 @@ def test_no_tf32_where_scores_are_made(allowed):
     finally:
         for flag, value in zip(flags, before, strict=True):
             flag.allow_tf32 = value
-
-
-# Contrasts --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_classes", [3, 4, 10])
-def test_contrasts_are_orthonormal_and_blind_to_what_all_classes_share(n_classes):
-    B = contrasts(n_classes)
-    assert B.shape == (n_classes, n_classes - 1)
-    eps = n_classes * torch.finfo(torch.float64).eps
-    torch.testing.assert_close(B.T @ B, torch.eye(n_classes - 1, dtype=torch.float64), rtol=0, atol=eps)
-    torch.testing.assert_close(B.sum(0), torch.zeros(n_classes - 1, dtype=torch.float64), rtol=0, atol=eps)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("penalties", [{"0.weight": 0.7}, {"0.weight": 0.7, "0.bias": 2.0}])
-def test_a_softmax_regression_in_contrasts_has_the_same_logits_and_influences(bias, penalties):
-    """At any weights, centred or not: what the classes share is in no gradient."""
-    torch.manual_seed(0)
-    X, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 4
-    problem = Problem(linear(3, 4, bias, torch.float64), X, y, penalties)
-    other = in_contrasts(problem)
-    assert other.p == 3 * (3 + bias) and problem.p == 4 * (3 + bias)
-    shift = problem.logits(X) - other.logits(X)
-    torch.testing.assert_close(shift, shift[:, :1].expand(-1, 4), rtol=0, atol=1e-13)  # softmax does not see it
-    kernels = []
-    for one in (problem, other):
-        G = flat(one.gradients(X, y))
-        H = torch.diag(one.penalty)
-        for x in X:
-            logits, J = one.jacobian(x[None])
-            pi = torch.softmax(logits[0], 0)
-            H = H + flat(J)[0].T @ (torch.diag(pi) - torch.outer(pi, pi)) @ flat(J)[0]
-        kernels.append(G @ torch.linalg.pinv(H, hermitian=True) @ G.T)
-    torch.testing.assert_close(*kernels, rtol=0, atol=1e-12 * float(kernels[0].abs().max()))
-
-
-@pytest.mark.parametrize("model", [mlp(3, (5,), 4), linear(3, 2), nn.Sequential(nn.Flatten(), nn.Linear(3, 4))])
-def test_other_models_are_left_as_they_are(model):
-    problem = Problem(model.eval(), torch.randn(5, 3), torch.arange(5) % 2, 1.0)
-    assert in_contrasts(problem) is problem
-
-
-def test_what_all_classes_share_does_not_cost_the_contrasts_digits():
-    """Weights of 1e4 that cancel, float32: the contrasts are those of the weights as they are."""
-    torch.manual_seed(0)
-    model = linear(3, 4)
-    with torch.no_grad():
-        model[0].weight += 1e4
-    problem = in_contrasts(Problem(model, torch.randn(5, 3), torch.arange(5) % 4, 1.0))
-    expected = contrasts(4).T @ model[0].weight.detach().double()
-    found = problem.tail[0].linear.weight.detach().double()
-    assert (found - expected).abs().max() <= torch.finfo(torch.float32).eps * expected.abs().max()
-
-
-def test_classes_that_are_penalised_differently_are_left_as_they_are():
-    problem = Problem(linear(3, 4), torch.randn(5, 3), torch.arange(5) % 4, 1.0)
-    problem.penalty[0] = 2.0
-    assert in_contrasts(problem) is problem

@@ -135,8 +135,8 @@ def test_labels_are_encoded_as_numpy_does(labels, dtype):
 # Problems ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_of_a_pass_follows_the_parameters():
-    """A linear problem keeps the trace of its bag: whoever changes the parameters, it is the one of the parameters there are."""
+def test_a_pass_follows_the_parameters():
+    """Whoever changes them, logits are those of the parameters there are."""
     model, X, y, _ = draw("binary", 0, n=30, m=1)
     problem = Problem(model, X, y, 1.0)
     for change in (lambda: None, lambda: problem.assign(problem.theta + 1), lambda: model[0].weight.data.add_(1)):

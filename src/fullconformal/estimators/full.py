@@ -20,10 +20,9 @@ from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query, Recalibration
-from fullconformal.methods.select import METHODS, select
+from fullconformal.methods.select import select
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
-from fullconformal.runtime.progress import progress_bar
-from fullconformal.runtime.tasks import Work, say_nothing
+from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
 
 
@@ -36,7 +35,7 @@ class FullConformalClassifier(ConformalClassifier):
     estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
         LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba.
-    method : {"auto", "influence", "symmetric", "exact"}, default="auto"
+    method : {"auto", "influence", "symmetric", "exact"} or Method, default="auto"
         "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
         regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
         for k-NN and kernel densities, by honest refits for anything else. "auto" is exact for k-NN and kernel densities,
@@ -132,7 +131,7 @@ class FullConformalClassifier(ConformalClassifier):
         self,
         estimator: Any = None,
         *,
-        method: str = "auto",
+        method: Any = "auto",
         scheme: str = "deleted",
         approximation: str = "direct",
         curvature: Any = "auto",
@@ -183,12 +182,12 @@ class FullConformalClassifier(ConformalClassifier):
             bag = Bag(X, index, classes)
             self._sample = first_rows(X)
         selection = select(final, self.method, config, bag.X)
-        config.work.say(f"method {selection.name}: {selection.reason}")
+        config.work.say(f"method {selection.method.name}: {selection.reason}")
         self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
         with progress_bar("training", bool(self.verbose)) as progress:
             fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
-        self.method_, self.method_reason_ = selection.name, selection.reason
+        self.method_, self.method_reason_ = fitted.method, selection.reason
         self.classes_ = np.arange(fitted.n_classes) if streamed else bag.classes
         self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
         told = [self._caveat] if fitted.guarantee == "exact" else fitted.warnings
@@ -389,7 +388,7 @@ class FullConformalClassifier(ConformalClassifier):
         """Raise unless a loaded classifier is complete, consistent, and gives p-values of the objects it kept."""
         validation.check_full(self)
         n_classes, fitted = self.verify_labels(), self._fitted
-        require(isinstance(fitted, Fitted) and self.method_ in METHODS and fitted.method == self.method_, "method")
+        require(isinstance(fitted, Fitted) and fitted.method == self.method_, "method")
         labels = fitted.labels
         require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < n_classes)).all()), "labels")
         if self._recalibration is not None:

@@ -20,9 +20,8 @@ from fullconformal.estimators.inputs import encode_labels, first_rows, index_lab
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import Model, fit_model
-from fullconformal.models.tensors import finite_rows
-from fullconformal.runtime.progress import progress_bar
-from fullconformal.runtime.tasks import Work
+from fullconformal.models.requirements import finite_rows
+from fullconformal.runtime.tasks import Work, progress_bar
 from fullconformal.storage import expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, validate_data
 from torch import Tensor, bfloat16
 
-from fullconformal.models.tensors import REMEDY, place
+from fullconformal.models.requirements import REMEDY, place
 
 
 def array(tensor: Tensor) -> npt.NDArray[Any]:

@@ -22,8 +22,7 @@ from fullconformal.estimators.held_out import (
 )
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.methods.fitting import fit_model
-from fullconformal.models.requirements import split_pipeline
-from fullconformal.models.tensors import finite_rows
+from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.sets import likeliest
 from fullconformal.storage import savable
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullconformal.curvature.base import Factor, Halves
 from fullconformal.problem import Problem, Rows, flat, join, select
-from fullconformal.runtime.progress import stage
+from fullconformal.runtime.tasks import stage
 
 PORTION = 1024  # points whose gradients are written out together on a CPU, so that they stay in the cache
 LOGITS = 1024  # units in the last place granted to logits: dozens of layers, and numbers of size ten
@@ -72,7 +72,12 @@ class Prepared:
     @property
     def rounding(self) -> float:
         """Relative error granted to a product gᵀ𝓗⁻¹g: that of p terms."""
-        return 32 * math.sqrt(self.problem.p) * torch.finfo(self.problem.X.dtype).eps
+        return rounding(self.problem.p, torch.finfo(self.problem.X.dtype).eps)
+
+
+def rounding(p: int, eps: float) -> float:
+    """Relative rounding error granted to a product of p terms."""
+    return 32 * math.sqrt(p) * eps
 
 
 @stage("self-influences")

@@ -11,9 +11,6 @@ from torch.nn.functional import softplus
 from fullconformal.losses.base import Loss
 from fullconformal.storage import savable
 
-# Pairs of classes for which their sums are formed one by one; T turns them into S by a matrix of that size squared.
-MOST_PAIRS = 512
-
 
 @savable
 @dataclass(frozen=True)
@@ -24,25 +21,16 @@ class Softmax(Loss):
 
     def mean(self, f: Tensor) -> Tensor:
         """π (k, C)."""
-        # For few labels the CPU is five times faster along columns: a register then holds several points.
-        if f.is_cuda or f.shape[-1] > 64:
-            return torch.softmax(f, dim=-1)
-        return torch.softmax(f.mT, dim=-2).mT
+        return torch.softmax(f, dim=-1)
 
     def value(self, f: Tensor, y: Tensor) -> Tensor:
         """log(1 + Σ of the other labels' odds) (k,)."""
-        if f.shape[1] == 2:
-            odds = (f[:, 1] - f[:, 0]) * (1 - 2 * y)
-        else:
-            odds = torch.logsumexp(f.scatter(-1, y[:, None], -torch.inf), -1) - f.gather(-1, y[:, None])[:, 0]
-        return softplus(odds, threshold=50)  # above which 1 is lost in any case
+        odds = torch.logsumexp(f.scatter(-1, y[:, None], -torch.inf), -1) - f.gather(-1, y[:, None])[:, 0]
+        # Above the threshold 1 is lost in any case.
+        return softplus(odds, threshold=50)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
         """π − e_y (k, C); at y it is −Σ of the others, since π_y − 1 would cancel where the model is sure."""
-        if f.shape[1] == 2:
-            sign = (1 - 2 * y).to(f.dtype)
-            other = torch.sigmoid((f[:, 1] - f[:, 0]) * sign).mul_(sign)
-            return torch.stack([-other, other], 1)
         r = self.mean(f).scatter(-1, y[:, None], 0.0)
         return r.scatter(-1, y[:, None], -r.sum(-1, keepdim=True))
 
@@ -66,15 +54,13 @@ class Softmax(Loss):
         return torch.diag(pi.sum(0)) - pi.T @ pi
 
     def packed_curvature(self, f: Tensor, T: Tensor) -> Tensor:
-        """The covariance of T's rows under π: Σ_{c<d} π_c π_d (T_c − T_d)(T_c − T_d)ᵀ, in which nothing cancels, for few labels."""
+        """The covariance of T's rows under π.
+
+        With t the likeliest row, ρ the other probabilities, ν = Σ ρT and μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as small as ρ
+        where the model is sure, and the rounding is that of the result.
+        """
         k, q = torch.triu_indices(T.shape[1], T.shape[1], device=T.device)
-        c, d = torch.triu_indices(len(T), len(T), 1, device=T.device)
         pi = self.mean(f).T
-        if len(c) <= MOST_PAIRS:
-            rows = T[c] - T[d]
-            return (rows[:, k] * rows[:, q]).T @ (pi[c] * pi[d])
-        # With t the likeliest row, ρ the other probabilities, ν = Σ ρT and μ = E[T], each term of E_ρ[TT] − νt − μ(μ − t) is as
-        # small as ρ where the model is sure, and the rounding is that of the result.
         top = pi.argmax(0, keepdim=True)
         rest = pi.scatter(0, top, 0.0)
         t, nu = T.T.index_select(1, top[0]), T.T @ rest
@@ -88,8 +74,6 @@ class Softmax(Loss):
         At the likeliest label it is log(1 + Σ of the other odds), as small as e^−gap, where logsumexp(f) − f_y is rounding error. Sure
         points would tie by the thousand: they were most of the products that pruning had to form.
         """
-        if f.shape[-1] == 2:
-            return softplus(f.flip(-1) - f, threshold=50)
         high, top = f.max(-1, keepdim=True)
         own = softplus(torch.logsumexp(f.scatter(-1, top, -torch.inf), -1, keepdim=True) - high)
         return (high - f + own).scatter_(-1, top, own)
@@ -97,8 +81,6 @@ class Softmax(Loss):
     def candidate_gradients(self, J: Tensor, f: Tensor) -> Tensor:
         """Jᵀ(π − e_y) (k, C, o); the likeliest label's is summed by itself, since Jᵀπ − J_y would cancel where the model is sure."""
         pi = self.mean(f)
-        if f.shape[1] == 2:  # whose gradients are π_1(J_1 − J_0) and π_0(J_0 − J_1)
-            return torch.stack([pi[:, 1], -pi[:, 0]], 1)[:, :, None] * (J[:, 1:] - J[:, :1])
         x, top = torch.arange(len(f), device=f.device), f.argmax(-1)
         r = torch.stack([pi, self.residual(f, top)], 1)
         # One matrix for all points, as of a last layer, meets them in one product.

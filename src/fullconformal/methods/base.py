@@ -96,7 +96,10 @@ class Query:
 class Method(ABC):
     """A way to do full conformal prediction with a model."""
 
-    model: Any
+    model: Any = None
+
+    #: what users call it
+    name: ClassVar[str]
 
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:

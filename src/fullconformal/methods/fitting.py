@@ -19,11 +19,20 @@ from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses import NotFinite
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, starts_with
 from fullconformal.models.adapters import adapt, is_skorch, read
-from fullconformal.models.networks import linear, with_new_head
-from fullconformal.models.requirements import check_classes, check_outputs, fit_transformer, split_pipeline, transform
-from fullconformal.models.tensors import check_squares, finite_rows, name_of, to_tensor
+from fullconformal.models.networks import with_new_head, zero_linear
+from fullconformal.models.requirements import (
+    check_classes,
+    check_outputs,
+    check_squares,
+    finite_rows,
+    fit_transformer,
+    name_of,
+    split_pipeline,
+    to_tensor,
+    transform,
+)
 from fullconformal.models.training import train
-from fullconformal.problem import Problem, contrast_layers
+from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
 from fullconformal.storage import savable
 
@@ -33,14 +42,14 @@ L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 # Problems -------------------------------------------------------------------------------------------------------------
 
 
-def fit_problem(model: Any, bag: Bag, config: Config, contrasts: bool = False, linear_fit: bool = True) -> Problem:
-    """Fit a classifier to a bag, and state the problem at its parameters; the built-in regression in contrasts where asked to.
+def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -> Problem:
+    """Fit a classifier to a bag, and state the problem at its parameters.
 
     Without ``linear_fit`` a linear problem is left to who asked, who fits it as a bag (`methods.convex`).
     """
     if not isinstance(model, nn.Module):
         check_squares(bag.X, name_of(config.dtype or torch.float64))
-    module, penalty = _module(model, bag, config, contrasts)
+    module, penalty = _module(model, bag, config)
     module = to_device(module, config)
     X = to_tensor(bag.X, config.device, next(module.parameters()).dtype, training=True)
     y = torch.as_tensor(bag.y, device=config.device)
@@ -74,7 +83,7 @@ def check_finite(problem: Problem) -> None:
         raise NotFinite("the fitted model's parameters or logits are not finite; scale the features, or train again.")
 
 
-def _module(model: Any, bag: Bag, config: Config, contrasts: bool) -> tuple[nn.Module, dict[str, float]]:
+def _module(model: Any, bag: Bag, config: Config) -> tuple[nn.Module, dict[str, float]]:
     """The module to be fitted, or fitted already by its own library, and its penalty."""
     n, classes = len(bag.y), bag.classes
     if model is None:
@@ -82,8 +91,8 @@ def _module(model: Any, bag: Bag, config: Config, contrasts: bool) -> tuple[nn.M
             raise ValueError(
                 f"X has shape {bag.X.shape}; the built-in logistic regression takes (n, features). Flatten X."
             )
-        module = _logistic(bag.X.shape[1], len(classes), contrasts and len(classes) > 2)
-        return module, {"0.weight": n * (L2_LINEAR if config.l2 is None else config.l2)}
+        l2 = L2_LINEAR if config.l2 is None else config.l2
+        return zero_linear(bag.X.shape[1], len(classes)), {"0.weight": n * l2}
     if isinstance(model, nn.Module):
         copied = copy.deepcopy(model)
         l2 = L2_NETWORK if config.l2 is None else config.l2
@@ -96,16 +105,6 @@ def _module(model: Any, bag: Bag, config: Config, contrasts: bool) -> tuple[nn.M
     fitted = model if config.prefit else fit_foreign(model, bag.X, labels, config.seed)
     check_classes(fitted, classes)
     return adapt(fitted, n)
-
-
-def _logistic(n_features: int, n_classes: int, contrasts: bool) -> nn.Module:
-    """The built-in logistic regression, in contrasts or not, its weights zero."""
-    if contrasts:
-        return nn.Sequential(*contrast_layers(n_features, n_classes, True, "cpu", torch.float64))
-    module = linear(n_features, n_classes, dtype=torch.float64)
-    for q in module[0].parameters():
-        nn.init.zeros_(q)
-    return module
 
 
 def _head_problem(

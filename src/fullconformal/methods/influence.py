@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullconformal.curvature import CURVATURES, Curvature, DenseCurvature, Factor
+from fullconformal.curvature import CURVATURES, Curvature, Factor
 from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
@@ -23,11 +23,10 @@ from fullconformal.linear.span import Span, span_of
 from fullconformal.methods.base import CPU, Bag, Config, FloatArray, Method, Query
 from fullconformal.methods.fitting import L2_NETWORK, FittedProblem, fit_problem, settings_of, to_device
 from fullconformal.models.adapters import penalises
-from fullconformal.models.requirements import check_outputs
-from fullconformal.models.tensors import check_squares, name_of, to_tensor
-from fullconformal.problem import Problem, in_contrasts
+from fullconformal.models.requirements import check_outputs, check_squares, name_of, to_tensor
+from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
-from fullconformal.runtime.progress import stage
+from fullconformal.runtime.tasks import stage
 from fullconformal.storage import expect, require, savable
 
 
@@ -130,6 +129,8 @@ class FittedInfluence(FittedProblem):
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
 
+    name = "influence"
+
     def fit(self, bag: Bag, config: Config) -> FittedInfluence:
         self._check_memory(bag, config)
         span = self._span(bag, config)
@@ -144,16 +145,14 @@ class Influence(Method):
         held = held_parameters(problem, keep) if choice.name in ("kfac", "ekfac") else ""
         estimates = tuple(map(str, choice.estimates))
         config.work.say(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
-        problem = hold_fixed(problem, keep)
-        problem = in_contrasts(problem) if isinstance(choice.curvature, DenseCurvature) else problem
-        ready = prepare_with(problem, choice.curvature, config.memory, fit)
+        ready = prepare_with(hold_fixed(problem, keep), choice.curvature, config.memory, fit)
         name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
         return FittedInfluence(ready, name, choice.curvature.damping is None, held, estimates, span)
 
     def problem(self, bag: Bag, config: Config, fit: Fit | None) -> Problem:
         """The fitted problem, from the parts of a fit that is shared out where there is one."""
         if fit is None:
-            return fit_problem(self.model, bag, config, contrasts=True)
+            return fit_problem(self.model, bag, config)
 
         def fitted(trained: bool) -> Problem:
             trained = trained and isinstance(self.model, nn.Module) and config.head is None

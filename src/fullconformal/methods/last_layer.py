@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Self
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.last_layer.bag import PASS, Collector, LayerBag
-from fullconformal.last_layer.counts import last_layer_counts
+from fullconformal.last_layer.bag import PASS, Collector, LayerBag, last_layer_counts
 from fullconformal.last_layer.network import Head, Stream
-from fullconformal.losses import NotFinite
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
+from fullconformal.losses import SOFTMAX, NotFinite
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query
 from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
@@ -37,13 +36,12 @@ class FittedLastLayer(Fitted):
     method = "influence"
     guarantee = "approximate"
 
-    def __init__(
-        self, head: Head, bag: LayerBag, labels: IntArray, input_shape: tuple[int, ...], damping_chosen: bool, memory: int,
-        ordered: bool,
-    ):  # fmt: skip
+    def __init__(self, head: Head, bag: LayerBag, damping_chosen: bool, memory: int, ordered: bool):
         """`ordered` where the points came in an order that the user knows."""
-        super().__init__(labels, head.layer.out_features)
-        self.head, self.bag, self.input_shape = head, bag, input_shape
+        y = torch.empty_like(bag.order)
+        y[bag.order] = bag.y[: bag.n]
+        super().__init__(np.asarray(y.cpu().numpy()), head.layer.out_features)
+        self.head, self.bag, self.input_shape = head, bag, head.input_shape
         self.damping_chosen, self.memory, self.ordered = damping_chosen, memory, ordered
 
     @property
@@ -86,7 +84,7 @@ class FittedLastLayer(Fitted):
             damping_chosen=self.damping_chosen,
             smallest_eigenvalue=bag.figures.smallest_eigenvalue,
             positive_definite=True,
-            largest_leverage=bag.largest_leverage,
+            largest_leverage=float(SOFTMAX.leverage(loss, s).max()),
             negative_scores=int((loss < s).sum()),
         )
 
@@ -96,13 +94,11 @@ class FittedLastLayer(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The network, and what is kept of the training points."""
-        names = ("bag", "labels", "input_shape", "damping_chosen", "memory", "ordered")
-        return {"head": self.head} | {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("head", "bag", "damping_chosen", "memory", "ordered")}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        kinds = {"head": Head, "bag": LayerBag, "labels": np.ndarray, "input_shape": tuple}
-        kinds |= {"damping_chosen": bool, "memory": int, "ordered": bool}
+        kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "memory": int, "ordered": bool}
         head, bag, *rest = (expect(state[name], kind) for name, kind in kinds.items())
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
         require(all(len(part) == len(rows[0]) for part in rows) and 0 < bag.n <= len(rows[0]), "training points")
@@ -119,9 +115,9 @@ class FittedOnFeatures(Fitted):
     method = "influence"
     guarantee = "approximate"
 
-    def __init__(self, head: Head, inner: FittedInfluence, input_shape: tuple[int, ...]):
+    def __init__(self, head: Head, inner: FittedInfluence):
         super().__init__(inner.labels, inner.n_classes)
-        self.head, self.inner, self.input_shape = head, inner, input_shape
+        self.head, self.inner, self.input_shape = head, inner, head.input_shape
 
     @property
     def device(self) -> torch.device:
@@ -150,12 +146,11 @@ class FittedOnFeatures(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The network, and what was fitted on its features."""
-        return {"head": self.head, "inner": self.inner, "input_shape": self.input_shape}
+        return {"head": self.head, "inner": self.inner}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        inner, shape = expect(state["inner"], FittedInfluence), expect(state["input_shape"], tuple)
-        return cls(expect(state["head"], Head), inner, shape)
+        return cls(expect(state["head"], Head), expect(state["inner"], FittedInfluence))
 
 
 @dataclass(frozen=True)
@@ -166,116 +161,89 @@ class LastLayer(Method):
     bag may hold a `Stream` as X, whose labels come with its objects.
     """
 
+    name = "influence"
+
     def fit(self, bag: Bag, config: Config) -> FittedLastLayer | FittedOnFeatures:
-        whole = config.curvature == "last_layer"
-        if not whole:
-            check_approximation(config.approximation)
+        streamed = isinstance(bag.X, Stream)
         if not (config.prefit and config.head is None and isinstance(self.model, nn.Module)):
             problem = fit_problem(self.model, bag, config)
             parts = problem.unpack(problem.penalty).items()
             penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-            opened = Opened.of(problem.model, Stream(problem.X, problem.y), penalty, config.device, None)
-            return self._kronecker(opened, config)
+            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=None))
         network = to_device(copy.deepcopy(self.model), config)
-        streamed = isinstance(bag.X, Stream)
         if not streamed:
             dtype = next(network.parameters()).dtype
             check_outputs(network, torch.as_tensor(np.array(bag.X[:2])).to(config.device, dtype), bag.n_classes)
         penalty = dict.fromkeys(dict(network.named_parameters()), L2_NETWORK if config.l2 is None else config.l2)
         stream = bag.X if streamed else Stream(bag.X, bag.y)
-        opened = Opened.of(network, stream, penalty, config.device, config.progress)
-        return self._on_features(opened, config) if whole else self._kronecker(opened, config)
+        make = self._on_features if config.curvature == "last_layer" else self._kronecker
+        return make(network, stream, penalty, config)
 
-    def _kronecker(self, opened: Opened, config: Config) -> FittedLastLayer:
-        """The curvature as a Kronecker product; features that are float32 are kept in float16 on a GPU."""
-        head, stream = opened.head, opened.stream
+    def _kronecker(
+        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], config: Config
+    ) -> FittedLastLayer:
+        """From penalties by parameter in mean form; features that are float32 are kept in float16 on a GPU."""
+        check_approximation(config.approximation)
+        head, batches = open_stream(network, stream, config)
         half = config.device.type == "cuda" and config.dtype is None and head.dtype == torch.float32
         weights = head.weights
         n_classes, d = weights.shape
         check_memory(stream.expected, d, n_classes, head.dtype.itemsize, half, config.memory)
         collector = Collector(d, n_classes, head.device, head.dtype, stream.expected)
-        labels = []
-        for phi, logits, y in opened.batches():
+        for phi, logits, y in batches:
             collector.add(phi, logits, y)
-            labels.append(y.cpu().numpy())
-        lam = torch.full((d,), opened.penalty("weight"), dtype=torch.float64, device=weights.device)
+        lam = torch.full((d,), head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
         if head.layer.bias is not None:
-            lam[-1] = opened.penalty("bias")
+            lam[-1] = head.penalty(penalty, "bias")
         bag = collector.finish(weights, lam, config.damping or 0.0, config.q, half)
-        return FittedLastLayer(
-            head, bag, np.concatenate(labels), opened.input_shape, config.damping is None, config.memory, stream.ordered
-        )  # fmt: skip
+        return FittedLastLayer(head, bag, config.damping is None, config.memory, stream.ordered)
 
-    def _on_features(self, opened: Opened, config: Config) -> FittedOnFeatures:
-        """The whole GGN of the last layer."""
-        layer, memory = opened.head.layer, config.memory
+    def _on_features(
+        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], config: Config
+    ) -> FittedOnFeatures:
+        """From penalties by parameter in mean form, by the method for problems: the layer on its inputs is one."""
+        head, batches = open_stream(network, stream, config)
+        layer, memory = head.layer, config.memory
         p = sum(q.numel() for q in layer.parameters())
-        needed = p**2 * (16 + 2 * opened.head.dtype.itemsize)
+        needed = p**2 * (16 + 2 * head.dtype.itemsize)
         if needed > memory:
             raise MemoryError(
                 f"the curvature of {p:,} parameters needs about {needed / 2**30:.2g} GiB, memory_budget is {memory / 2**30:.2g} GiB; "
                 "curvature='last_layer_kron' needs no such matrix; or raise memory_budget."
             )
-        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in opened.batches()]
+        pairs = [(phi[:, : layer.in_features], y) for phi, _, y in batches]
         features, y = (torch.cat(part) for part in zip(*pairs, strict=True))
-        top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
-        penalty = {name: len(y) * opened.penalty(name.removeprefix("0.")) for name, _ in top.named_parameters()}
-        ready = prepare_with(Problem(top, features, y, penalty), GGN(config.damping), memory)
-        inner = FittedInfluence(ready, "ggn of the last layer", config.damping is None)
-        return FittedOnFeatures(opened.head, inner, opened.input_shape)
+        top = copy.deepcopy(layer).requires_grad_(True)
+        by_name = {f"0.{name}": len(y) * head.penalty(penalty, name) for name, _ in top.named_parameters()}
+        ready = prepare_with(Problem(nn.Sequential(top), features, y, by_name), GGN(config.damping), memory)
+        return FittedOnFeatures(head, FittedInfluence(ready, "ggn of the last layer", config.damping is None))
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A network split at its last layer, penalties by parameter in mean form, and a readable stream whose first batch was looked at."""
+def open_stream(
+    network: nn.Module, stream: Stream, config: Config
+) -> tuple[Head, Iterator[tuple[Tensor, Tensor, Tensor]]]:
+    """The network split at its last layer, and features, logits and labels of a readable stream's batches."""
+    # A frozen backbone may have another dtype than the head that was put on it.
+    *_, last = network.parameters()
+    batches = stream.batches(config.device, last.dtype)
+    first = next(batches)
+    head, expected, progress = Head.of(network, first[0]), stream.expected, config.progress
 
-    head: Head
-    stream: Stream
-    penalties: Mapping[str, float]
-    first: tuple[Tensor, Tensor]
-    rest: Iterator[tuple[Tensor, Tensor]]
-    progress: Progress | None
-
-    @classmethod
-    def of(
-        cls, network: nn.Module, stream: Stream, penalties: Mapping[str, float], device: torch.device, progress: Progress | None
-    ) -> Self:  # fmt: skip
-        """Check the stream, and split the network by its first batch."""
-        stream.check()
-        # A frozen backbone may have another dtype than the head that was put on it.
-        *_, last = network.parameters()
-        rest = stream.batches(device, last.dtype)
-        first = next(rest)
-        return cls(Head.of(network, first[0]), stream, penalties, first, rest, progress)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of an object."""
-        return tuple(self.first[0].shape[1:])
-
-    def penalty(self, part: str) -> float:
-        """The penalty of the layer's weight or bias."""
-        return self.head.penalty(self.penalties, part)
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Features, logits and labels of the batches; to be read once."""
-        n, n_classes = 0, self.head.layer.out_features
-        for x, y in chain([self.first], self.rest):
-            low, high = int(y.min()), int(y.max())
-            if low < 0 or high >= n_classes:
-                raise ValueError(
-                    f"X yields the label {low if low < 0 else high}, which the estimator has no output for: labels must be 0 to "
-                    f"{n_classes - 1}, the indices of its {n_classes} outputs."
-                )
-            phi, logits = self.head(x)
+    def passes() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        n = 0
+        for x, y in chain([first], batches):
+            check_labels(y, head.layer.out_features)
+            phi, logits = head(x)
             if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
                 raise NotFinite(
                     f"the model's features or logits are not finite on points {n} to {n + len(phi) - 1} of X."
                 )
             yield phi, logits, y
             n += len(y)
-            if self.progress is not None and self.stream.expected:
-                self.progress(n, self.stream.expected)
+            if progress is not None and expected:
+                progress(n, expected)
+
+    return head, passes()
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------
@@ -287,6 +255,16 @@ def check_approximation(approximation: str) -> None:
         raise ValueError(
             f"approximation={approximation!r} does not go with curvature='last_layer_kron'; use 'direct', or "
             "curvature='last_layer'."
+        )
+
+
+def check_labels(y: Tensor, n_classes: int) -> None:
+    """Raise where a label is not the index of one of the network's outputs."""
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= n_classes:
+        raise ValueError(
+            f"X yields the label {low if low < 0 else high}, which the estimator has no output for: labels must be 0 to "
+            f"{n_classes - 1}, the indices of its {n_classes} outputs."
         )
 
 

@@ -37,7 +37,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from fullconformal import pvalues
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Progress, Query, starts_with
 from fullconformal.methods.fitting import log_of
-from fullconformal.models.tensors import check_distances
+from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
 # Two scores closer than this, times the number of terms in them, are tied. In units of rounding, eps/2, a Euclidean
@@ -304,6 +304,8 @@ class FittedNeighbors(Fitted):
 @dataclass(frozen=True)
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
+
+    name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedNeighbors:
         X, model = np.asarray(bag.X, dtype=np.float64), self.model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sklearn.neighbors import KNeighborsClassifier
@@ -23,9 +23,8 @@ METHODS = ("auto", "influence", "symmetric", "exact")
 
 @dataclass(frozen=True)
 class Selection:
-    """What users call a method, the method, and the reason in words."""
+    """A method, and the reason in words."""
 
-    name: str
     method: Method
     reason: str
 
@@ -40,20 +39,22 @@ def is_convex(model: Any, head: str | None) -> bool:
     return model is None or is_logistic(model) or head is not None
 
 
-def select(model: Any, asked: str, config: Config, X: Any) -> Selection:
+def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection:
     """The method of a model for objects X, given what was asked for; an error where that does not go with the model."""
+    if isinstance(asked, Method):
+        return Selection(replace(asked, model=model), "it was given as an object")
     kind = "the built-in regression" if model is None else type(model).__name__
     convex = is_convex(model, config.head)
     if is_neighbors(model) and asked in ("auto", "exact"):
-        return Selection("exact", Neighbors(model), f"{kind} has exact scores without refits")
+        return Selection(Neighbors(model), f"{kind} has exact scores without refits")
     if asked == "exact" and convex:
-        return Selection("exact", Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
+        return Selection(Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
     if asked == "exact":
         if config.prefit:
             raise ValueError(
                 "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
             )
-        return Selection("exact", Refit(model), f"{kind} has no faster way to exact scores than refits")
+        return Selection(Refit(model), f"{kind} has no faster way to exact scores than refits")
     if asked == "symmetric" and not convex:
         raise ValueError(
             f"method='symmetric' needs a convex fit, and {kind} is not: give head= (a network's last linear "
@@ -62,10 +63,10 @@ def select(model: Any, asked: str, config: Config, X: Any) -> Selection:
     influence_asked = config.approximation != "direct" or config.curvature != "auto" or config.damping is not None
     if asked == "symmetric" or (asked == "auto" and convex and not influence_asked):
         reason = f"the fit of {kind} is convex, so symmetric scores are exactly valid"
-        return Selection("symmetric", Symmetric(model), reason)
+        return Selection(Symmetric(model), reason)
     read_once = isinstance(X, Stream) or is_mapped(X)
     trained = config.prefit and config.head is None and isinstance(model, nn.Module)
     if config.curvature == "last_layer_kron" or (config.curvature == "last_layer" and trained and read_once):
-        return Selection("influence", LastLayer(model), f"curvature={config.curvature!r} is of the last layer alone")
+        return Selection(LastLayer(model), f"curvature={config.curvature!r} is of the last layer alone")
     reason = "an option of influence was given" if convex and asked == "auto" else f"{kind} has a loss and gradients"
-    return Selection("influence", Influence(model), reason)
+    return Selection(Influence(model), reason)

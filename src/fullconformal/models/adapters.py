@@ -20,15 +20,13 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
-from fullconformal.models.networks import linear, mlp
+from fullconformal.models.networks import mlp, zero_linear
 
 # Solvers of the same objective, for any number of classes.
 MULTINOMIAL = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
 
-
-Adapted = tuple[
-    nn.Module, dict[str, float]
-]  # a module that returns logits, and its penalty Λ by parameter name (sum form)
+# A module that returns logits, and its penalty Λ by parameter name (sum form).
+Adapted = tuple[nn.Module, dict[str, float]]
 
 
 class Logarithm(nn.Module):
@@ -68,8 +66,7 @@ def check_objective(estimator: Any) -> None:
                 f"estimator={name}(class_weight={estimator.class_weight!r}) is not supported; use None (class_conditional=True keeps the "
                 "promise for rare classes too)."
             )
-        l1 = estimator.penalty == "l1" or bool(estimator.l1_ratio)
-        if l1:
+        if estimator.penalty == "l1" or estimator.l1_ratio:
             raise ValueError(
                 f"estimator={name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0)."
             )
@@ -95,7 +92,9 @@ def check_objective(estimator: Any) -> None:
 def adapt(estimator: Any, n: int) -> Adapted:
     """The module and penalty of a fitted estimator that was trained on n points."""
     if isinstance(estimator, LogisticRegression):
-        return _logistic(estimator)
+        module = zero_linear(estimator.coef_.shape[1], len(estimator.classes_), estimator.fit_intercept)
+        _copy(module, [estimator.coef_], [estimator.intercept_])
+        return module, {"0.weight": 0.0 if _is_free(estimator) else 1.0 / estimator.C}
     if isinstance(estimator, MLPClassifier):
         return _perceptron(estimator, n)
     return _skorch(estimator, n)
@@ -109,10 +108,7 @@ def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | No
     """
     if len(shape) != 1 or not is_read(estimator):
         return None
-    module = linear(shape[0], n_classes, bias=estimator.fit_intercept).double()
-    for q in module[0].parameters():
-        nn.init.zeros_(q)
-    return module, {"0.weight": 1.0 / estimator.C}
+    return zero_linear(shape[0], n_classes, estimator.fit_intercept), {"0.weight": 1.0 / estimator.C}
 
 
 def is_read(estimator: Any) -> bool:
@@ -128,13 +124,6 @@ def penalises(estimator: Any, l2: float | None) -> bool:
 
 def _is_free(estimator: LogisticRegression) -> bool:
     return estimator.penalty is None or bool(np.isinf(estimator.C))
-
-
-def _logistic(estimator: LogisticRegression) -> Adapted:
-    n_classes, n_features = len(estimator.classes_), estimator.coef_.shape[1]
-    module = linear(n_features, n_classes, bias=estimator.fit_intercept).double()
-    _copy(module, [estimator.coef_], [estimator.intercept_])
-    return module, {"0.weight": 0.0 if _is_free(estimator) else 1.0 / estimator.C}
 
 
 def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:

@@ -24,6 +24,14 @@ def linear(n_features: int, n_classes: int, bias: bool = True, dtype: torch.dtyp
     return mlp(n_features, (), n_classes, bias=bias, binary_as_one=True, dtype=dtype)
 
 
+def zero_linear(n_features: int, n_classes: int, bias: bool = True) -> nn.Sequential:
+    """A logistic regression before its fit, float64: all weights zero."""
+    module = linear(n_features, n_classes, bias, torch.float64)
+    for q in module[0].parameters():
+        nn.init.zeros_(q)
+    return module
+
+
 def mlp(
     n_features: int,
     hidden: Sequence[int],
@@ -234,7 +242,4 @@ def with_new_head(network: nn.Module, head: str, X: Tensor, n_classes: int) -> t
         raise ValueError(
             f"head={head!r} is given inputs of shape {tuple(features.shape)}; a head takes (batch, features)."
         )
-    new = linear(features.shape[1], n_classes).to(X)
-    for q in new[0].parameters():
-        nn.init.zeros_(q)
-    return nn.Sequential(backbone, *new), features
+    return nn.Sequential(backbone, *zero_linear(features.shape[1], n_classes).to(X)), features

@@ -69,18 +69,18 @@ def train(
         progress(max_epochs + 1, max_epochs + 1)
 
 
-def _objective(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], n: int, kind: Loss) -> Tensor:
+def _objective(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], n: int, loss: Loss) -> Tensor:
     """Mean loss of a batch plus the penalty's share, (1/2n) Σ Λ θ²."""
-    loss = kind.value(model(X), y).mean()
+    value = loss.value(model(X), y).mean()
     for name, q in model.named_parameters():
         if q.requires_grad and penalty.get(name, 0.0):
-            loss = loss + penalty[name] / (2 * n) * (q**2).sum()
-    return loss
+            value = value + penalty[name] / (2 * n) * (q**2).sum()
+    return value
 
 
 def _adam(
     model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float],
-    max_epochs: int, batch_size: int, seed: int, progress: Progress | None, kind: Loss,
+    max_epochs: int, batch_size: int, seed: int, progress: Progress | None, loss: Loss,
 ) -> None:  # fmt: skip
     n = len(y)
     generator = torch.Generator().manual_seed(seed)
@@ -89,11 +89,11 @@ def _adam(
     for epoch in range(max_epochs):
         for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):
             adam.zero_grad()
-            loss = _objective(model, X[index], y[index], penalty, n, kind)
-            loss.backward()
+            value = _objective(model, X[index], y[index], penalty, n, loss)
+            value.backward()
             adam.step()
         schedule.step()
-        if not torch.isfinite(loss):
+        if not torch.isfinite(value):
             raise NotFinite("the training loss is not finite; standardise the features or lower the learning rate")
         if progress is not None:
             progress(epoch + 1, max_epochs + 1)

@@ -11,7 +11,7 @@ flat parameter vector is [prefix | layer 1 | layer 2 | …], a layer being its (
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.problem.chain import Trace, activate, read_model, with_one
-from fullconformal.problem.convolutions import convolution_rows, plain_convolutions
+from fullconformal.problem.chain import Trace, activate, convolution_rows, plain_convolutions, read_model, with_one
 from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.storage import expect, require, savable
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
-LINEAR = 16, 2**21  # a linear layer alone takes so many times as many, and at most so many numbers
 
 
 class Block(NamedTuple):
@@ -89,11 +87,7 @@ class Problem:
                 o, i = layer.linear.weight.shape
                 start = self.blocks[-1].stop if self.blocks else 0
                 self.blocks.append(Block(k, start, o, i + (layer.linear.bias is not None)))
-        usual = CHUNK.get(X.device.type, CHUNK["cpu"])
-        if self.is_linear and not list(self.prefix.children()):
-            usual = max(usual, min(LINEAR[0] * usual, LINEAR[1] // self.blocks[0].i))
-        self.chunk = chunk or usual
-        self._kept: tuple[list[int], Trace] | None = None
+        self.chunk = chunk or CHUNK.get(X.device.type, CHUNK["cpu"])
         by_name = penalty if isinstance(penalty, Mapping) else dict.fromkeys(self.params, float(penalty))
         self.penalty = self.pack({n: torch.full_like(q, by_name.get(n, 0.0)) for n, q in self.params.items()})
 
@@ -160,12 +154,8 @@ class Problem:
         Adding one number to a column of the softmax layer's weights moves all logits alike. Where that column carries no
         penalty the Hessian is singular along it, and every gradient is orthogonal to it.
         """
-        if (
-            not self.loss.invariant
-            or not self.blocks
-            or self.blocks[-1].layer != len(self.tail) - 1
-            or self.blocks[-1].layer < 0
-        ):
+        trained_last = bool(self.tail) and bool(self.blocks) and self.blocks[-1].layer == len(self.tail) - 1
+        if not self.loss.invariant or not trained_last:
             return torch.empty(0, 0, dtype=torch.long)
         _, start, o, i = self.blocks[-1]
         index = (start + torch.arange(o * i)).view(o, i)
@@ -183,8 +173,6 @@ class Problem:
     @torch.no_grad()
     def logits(self, X: Tensor) -> Tensor:
         """Logits (k, C)."""
-        if self._keeps(X):
-            return self.trace(X).logits
         with full_precision():
             return torch.cat([self.model(part) for part in X.split(self.chunk)])
 
@@ -260,33 +248,12 @@ class Problem:
 
     @torch.no_grad()
     def trace(self, X: Tensor, second: bool = False) -> Trace:
-        """One pass through prefix and tail, with φ″ where `second` is set. A linear problem keeps that of its bag as long as θ stays."""
-        if not self._keeps(X):
-            return self._trace(X, second)
-        versions = [q._version for q in self.params.values()]  # a change in place is counted there, whoever makes it
-        if self._kept is None or self._kept[0] != versions:
-            # What a layer is given does not depend on its own parameters.
-            self._kept = versions, self._trace(X, second, [] if self.blocks[0].layer else [self.design])
-        return self._kept[1]
-
-    @cached_property
-    def design(self) -> Tensor:
-        """Inputs (n, i) of the first layer of the tail, a 1 for its bias included."""
-        with torch.no_grad(), full_precision():
-            return with_one(self.tail[0], self.prefix(self.X))
-
-    def _keeps(self, X: Tensor) -> bool:
-        """Whether what X gives is kept: the small bag of a linear problem, whose parameters count their changes."""
-        small = X is self.X and self.n <= self.chunk and self.is_linear
-        return small and not any(q.is_inference() for q in self.params.values())
-
-    def _trace(self, X: Tensor, second: bool, known: Sequence[Tensor] = ()) -> Trace:
+        """One pass through prefix and tail, with φ″ where `second` is set."""
         with full_precision():
             a = self.prefix(X)
-        inputs, slopes, bends = list(known), list[Tensor](), list[Tensor | None]()
-        for k, layer in enumerate(self.tail):
-            if k >= len(known):
-                inputs.append(with_one(layer, a))
+        inputs, slopes, bends = list[Tensor](), list[Tensor](), list[Tensor | None]()
+        for layer in self.tail:
+            inputs.append(with_one(layer, a))
             a, slope, bend = activate(layer, layer.linear(a), second)
             slopes.append(slope)
             bends.append(bend)

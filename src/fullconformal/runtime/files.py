@@ -66,7 +66,8 @@ class Parts:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "header.json"
         if not path.exists() and not self.files(r".*"):
-            self.replace(path.name, json.dumps(header, indent=1).encode())
+            with finished_or_nothing(path) as part:
+                part.write_text(json.dumps(header, indent=1))
             return header
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
@@ -101,11 +102,5 @@ class Parts:
         if self.folder is not None:
             buffer = io.BytesIO()
             np.save(buffer, content, allow_pickle=False)
-            self.replace(f"{name}.{zlib.crc32(buffer.getvalue()):08x}.npy", buffer.getvalue())
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all."""
-        assert self.folder is not None
-        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(content)
-        temporary.replace(self.folder / name)
+            with finished_or_nothing(self.folder / f"{name}.{zlib.crc32(buffer.getvalue()):08x}.npy") as part:
+                part.write_bytes(buffer.getvalue())

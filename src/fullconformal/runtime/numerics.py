@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from threading import Lock
+from typing import Any
 
 import torch
 from threadpoolctl import ThreadpoolController
+from torch.backends import cudnn
+from torch.backends.cuda import matmul
 
 FEW = 2**20  # multiplications that one thread is done with before a second has begun
 LITTLE = 2**21  # numbers of a matrix, of whose products threads make nothing
@@ -68,42 +71,36 @@ def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, products.allow_tf32
-    cudnn.allow_tf32 = products.allow_tf32 = False
+def flag(place: Any, name: str, value: bool) -> Iterator[None]:
+    """One of torch's switches set for a while."""
+    before = getattr(place, name)
+    setattr(place, name, value)
     try:
         yield
     finally:
-        cudnn.allow_tf32, products.allow_tf32 = before
+        setattr(place, name, before)
 
 
 @contextmanager
-def tensor_cores() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
+    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
+    with flag(cudnn, "allow_tf32", False), flag(matmul, "allow_tf32", False):
+        yield
+
+
+def tensor_cores() -> AbstractContextManager[None]:
     """TF32 in float32 products on a GPU, for sums of squares only: BᵀB, and second moments.
 
     Entries of B are rounded by ε ≤ 2⁻¹¹ of themselves and summed in float32: the sum is B̃ᵀB̃, still positive semi-definite, and
     xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the
     diagonal: what float32 itself costs. It would not be so for products that are no squares.
     """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    return flag(matmul, "allow_tf32", True)
 
 
-@contextmanager
-def whole_sums() -> Iterator[None]:
+def whole_sums() -> AbstractContextManager[None]:
     """Products in half precision are added up in float32 throughout, which torch does not insist on by default."""
-    before = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before
+    return flag(matmul, "allow_fp16_reduced_precision_reduction", False)
 
 
 def single_is_whole() -> bool:

@@ -1,4 +1,4 @@
-"""Tasks that joblib runs on this machine or on a cluster, their results kept as they come.
+"""Long work: tasks that joblib runs on this machine or on a cluster, their results kept as they come, and how far they have come.
 
 A worker that is lost costs the tasks it had: Dask gives them to another, and where that cannot be (data that only it held or was about
 to get, a pool of processes that is broken) what is unfinished is started again here. A cluster that is lost is an error of its
@@ -12,15 +12,46 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import joblib
 from joblib.parallel import get_active_backend
+from torch.profiler import record_function
 
 from fullconformal.pvalues import FloatArray
 from fullconformal.runtime.files import Parts
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Mark a stage, as a context or a decorator: `torch.profiler` shows it as ``fullconformal.<name>``. It costs 8 µs."""
+    with record_function(f"fullconformal.{name}"):
+        yield
+
+
+@contextmanager
+def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, transient=True, disable=not Console().is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
 
 Call = tuple[Any, ...]  # a function and its arguments
 
@@ -117,13 +148,10 @@ def _named(name: str, function: Callable[..., FloatArray], *args: Any) -> tuple[
 
 def lost(parts: Parts, reason: str) -> ClusterError:
     """The error that says what is left of the work."""
+    kept = f"What was finished is kept in {str(parts.folder)!r}: the same call with the same data goes on from there."
     if parts.folder is None:
-        kept = "nothing was kept, as no checkpoint was given: with checkpoint='a folder' a run that is started again goes on."
-    else:
-        kept = (
-            f"what was finished is kept in {str(parts.folder)!r}: the same call with the same data goes on from there."
-        )
-    return ClusterError(f"the cluster is lost ({reason}). {kept[0].upper()}{kept[1:]}")
+        kept = "Nothing was kept, as no checkpoint was given: with checkpoint='a folder' a run that is started again goes on."
+    return ClusterError(f"the cluster is lost ({reason}). {kept}")
 
 
 def staffed(client: Any) -> bool:

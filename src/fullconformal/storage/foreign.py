@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -38,15 +39,15 @@ HOMES = {
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count"}
 
 
-def known(cls: type) -> bool:
-    """Whether this very class may be saved."""
-    return cls.__name__ in HOMES and getattr(import_module(HOMES[cls.__name__]), cls.__name__) is cls
+def home(name: str) -> Any:
+    """The class of a name that may be loaded."""
+    return getattr(import_module(HOMES[name]), name)
 
 
 def pack_estimator(estimator: Any, _: Packer) -> dict[str, Any]:
     """Class, parameters and fitted attributes of an estimator."""
     cls = type(estimator)
-    if not known(cls):
+    if cls.__name__ not in HOMES or home(cls.__name__) is not cls:
         other = f"use one of {', '.join(sorted(HOMES))}, or apply it to the data outside the predictor"
         if is_classifier(estimator):
             other = "these files hold numbers and no programs; a pickle keeps any classifier, for those who trust it"
@@ -66,7 +67,7 @@ def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
     name = among(values["class"], HOMES)
     params, fitted = expect(values["params"], dict), expect(values["fitted"], dict)
     check(name, params)
-    cls = getattr(import_module(HOMES[name]), name)
+    cls = home(name)
     estimator = cls(**params)
     if name == "KNeighborsClassifier" and "X" in fitted:
         return estimator.fit(fitted["X"], fitted["y"])
@@ -79,8 +80,7 @@ def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
 
 def check(name: str, params: dict[str, Any]) -> None:
     """Raise where an estimator would call a function, or read and write a cache."""
-    called = [key for key in ("func", "inverse_func") if params.get(key) is not None]
-    if called:
+    if any(params.get(key) is not None for key in ("func", "inverse_func")):
         raise StorageError(
             f"{name} holds a function, which no file is let carry; apply it to the data outside the predictor."
         )
@@ -101,8 +101,8 @@ def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:
     """The columns of a DataFrame: numbers as they are, all else as objects."""
     columns = []
     for _, column in frame.items():
-        values = column.to_numpy() if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf" else None
-        columns.append(column.to_numpy(dtype=object, na_value=np.nan) if values is None else values)
+        numbers = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
+        columns.append(column.to_numpy() if numbers else column.to_numpy(dtype=object, na_value=np.nan))
     return {"names": list(frame.columns), "columns": columns}
 
 
@@ -118,24 +118,20 @@ def pack_sparse(X: Any, _: Packer) -> dict[str, Any]:
     return {"data": X.data, "indices": X.indices, "indptr": X.indptr, "n_columns": X.shape[1]}
 
 
-def unpack_sparse(cls: type[Any]) -> Any:
-    """How a sparse matrix is made again: compiled code will trust its indices, so that all of them are checked here."""
-
-    def unpack(values: dict[str, Any], _: Unpacker) -> Any:
-        parts = tuple(expect(values[name], np.ndarray) for name in ("data", "indices", "indptr"))
-        n_columns = expect(values["n_columns"], int)
-        numbers = all(
-            part.ndim == 1 and part.dtype.kind in kinds for part, kinds in zip(parts, ("biuf", "i", "i"), strict=True)
-        )
-        if not numbers or not len(parts[2]) or not 0 <= n_columns <= MOST_COLUMNS:
-            raise StorageError("a sparse matrix is not what it should be")
-        X = cls(parts, shape=(len(parts[2]) - 1, n_columns))
-        X.check_format(full_check=True)
-        return X
-
-    return unpack
+def unpack_sparse(cls: type[Any], values: dict[str, Any], _: Unpacker) -> Any:
+    """The sparse matrix again: compiled code will trust its indices, so that all of them are checked here."""
+    parts = tuple(expect(values[name], np.ndarray) for name in ("data", "indices", "indptr"))
+    n_columns = expect(values["n_columns"], int)
+    numbers = all(
+        part.ndim == 1 and part.dtype.kind in kinds for part, kinds in zip(parts, ("biuf", "i", "i"), strict=True)
+    )
+    if not numbers or not len(parts[2]) or not 0 <= n_columns <= MOST_COLUMNS:
+        raise StorageError("a sparse matrix is not what it should be")
+    X = cls(parts, shape=(len(parts[2]) - 1, n_columns))
+    X.check_format(full_check=True)
+    return X
 
 
 KINDS["frame"] = Kind(pd.DataFrame, pack_frame, unpack_frame)
 for sparse in (csr_matrix, csr_array):
-    KINDS[sparse.__name__] = Kind(sparse, pack_sparse, unpack_sparse(sparse))
+    KINDS[sparse.__name__] = Kind(sparse, pack_sparse, partial(unpack_sparse, sparse))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,17 +62,11 @@ def savable(cls: Class) -> Class:
         raise TypeError(
             f"{cls.__module__} and {known.cls.__module__} both save a class named {cls.__name__}; rename one."
         )
-    by_fields = of_dataclass(cls) if is_dataclass(cls) else None
-    pack = of_state(cls) if hasattr(cls, "state") or by_fields is None else by_fields.pack
-    make: Any = getattr(cls, "from_state", None)
-    unpack = by_fields.unpack if make is None and by_fields is not None else (lambda values, _: make(values))
-    KINDS[cls.__name__] = Kind(cls, pack, unpack)
+    kept: Any = cls
+    state = kept.state if hasattr(cls, "state") else state_of_fields
+    make = kept.from_state if hasattr(cls, "from_state") else partial(from_fields, cls)
+    KINDS[cls.__name__] = Kind(cls, lambda value, _: dict(state(exactly(cls, value))), lambda values, _: make(values))
     return cls
-
-
-def of_state(cls: Any) -> Callable[[Any, Packer], dict[str, Any]]:
-    """How objects of just this class are kept by their state."""
-    return lambda value, _: dict(exactly(cls, value).state())
 
 
 class Packer:
@@ -244,24 +239,22 @@ def among(value: Any, allowed: Any) -> Any:
     return value
 
 
-def of_dataclass(cls: Any) -> Kind:
-    """The kind of a dataclass whose fields can all be kept; their types are checked when it is made again.
+def state_of_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
-    Fields with a default may be missing: a file of an earlier version does not know them.
+
+def from_fields(cls: Any, values: dict[str, Any]) -> Any:
+    """A dataclass from its fields, whose types are checked.
+
+    Fields with a default may be missing: a file of an earlier version does not know them. Those that the class names as `earlier`, which
+    earlier versions had, are left out where they hold nothing.
     """
-    names = {field.name for field in fields(cls)}
+    hints, names = typing.get_type_hints(cls), {field.name for field in fields(cls)}
     needed = {field.name for field in fields(cls) if field.default is MISSING}
-
-    def pack(value: Any, _: Packer) -> dict[str, Any]:
-        return {name: getattr(exactly(cls, value), name) for name in names}
-
-    def unpack(values: dict[str, Any], _: Unpacker) -> Any:
-        hints = typing.get_type_hints(cls)
-        if not needed <= set(values) <= names or not all(conforms(part, hints[name]) for name, part in values.items()):
-            raise StorageError(f"the fields of {cls.__name__} are not what they should be")
-        return cls(**values)
-
-    return Kind(cls, pack, unpack)
+    if not needed <= set(values) <= names or not all(conforms(part, hints[name]) for name, part in values.items()):
+        raise StorageError(f"the fields of {cls.__name__} are not what they should be")
+    return cls(**values)
 
 
 def exactly(cls: type, value: Any) -> Any:
