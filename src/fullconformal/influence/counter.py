@@ -37,7 +37,7 @@ from fullconformal.influence.sources import Source, Top, source_of
 from fullconformal.runtime.numerics import full_precision
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
-TILE = {"cpu": (128, 3e6), "cuda": (512, 1e9)}
+TILE = {"cpu": (128, 3e6), "cuda": (2048, 1e10)}
 COUNTED = 32  # operations that it takes to count a pair besides its product
 FETCH = 8  # what gathering a point's row costs, in products with it
 AGAIN = 64  # one pair in so many may be formed again in float64; where they are more, all products are formed in it
