@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import fullconformal
-import fullconformal.table
 from fullconformal.cli import main
+from fullconformal.cli.schema import Schema
 from fullconformal.estimators.saving import load_with_notes
 
 PEOPLE = Path(__file__).parent / "data" / "people.csv"
@@ -82,7 +82,7 @@ def test_predict_writes_what_python_says(people, tmp_path):
     assert list(written) == ["age", "prediction", "set_0.8", "set_0.95", "p_high", "p_low", "p_middle"]
     new = pd.read_csv(people / "new.csv")
     clf, notes = load_with_notes(people / "model")
-    X = fullconformal.table.Schema.of_json(notes["table"]).objects(new)
+    X = Schema.of_json(notes["table"]).objects(new)
     p = clf.predict_p(X)
     np.testing.assert_allclose(written[["p_high", "p_low", "p_middle"]], p, rtol=1e-5)
     assert written["prediction"].tolist() == clf.predict(X).tolist()

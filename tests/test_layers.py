@@ -26,7 +26,6 @@ LAYERS = {
     "pvalues": [],
     "sets": [],
     "conformity": [],
-    "table": [],
     "metrics": ["sets", "metrics"],
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],
@@ -51,7 +50,7 @@ LAYERS = {
     "methods.select": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],
-    "comparison": [*BELOW_METHODS, "methods", "report", "estimators", "table"],
+    "comparison": [*BELOW_METHODS, "methods", "report", "estimators"],
 }
 FREE = ["", "cli", "__main__"]  # the package's own __init__ and the command line may import everything
 # Modules that no sibling imports: what they share is a module of its own.

@@ -1,10 +1,13 @@
 """Tables: what their columns are taken for, which are refused and with which message, and how they are encoded."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from fullconformal.table import Schema, TableError, encoder, read_table, unseen_categories
+from fullconformal.cli.schema import Schema, TableError, encoder, unseen_categories
+from fullconformal.cli.tables import read_table
 
 
 def table(n=40):
@@ -27,7 +30,7 @@ def test_columns_are_numbers_categories_or_left_out():
     found = schema(frame, drop=["count"])
     assert (found.numbers, found.categories) == (["size"], ["colour", "ok"])
     assert found.left_out == ["count", "nothing", "patient", "Unnamed: 0"]
-    assert Schema.of_json(found.as_json()) == found
+    assert Schema.of_json(asdict(found)) == found
 
 
 @pytest.mark.parametrize("values", [None, {}, [], {"target": 1, "numbers": [], "categories": [], "left_out": []},

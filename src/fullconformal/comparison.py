@@ -18,9 +18,10 @@ from fullconformal.estimators.full import FullConformalClassifier
 from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.methods.convex import symmetric_seconds
+from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.report.comparison import NOT_MEASURED, Comparison, Record, measure
+from fullconformal.report.comparison import Comparison, add_method
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
@@ -128,20 +129,15 @@ def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test:
     path = _path(method, X_test, p, grid)
     # Warns if there are too few points for a level.
     method.warn_unreachable(out.levels)
-    sets = path[:, :, np.searchsorted(grid, out.levels)]
-    out.records.extend(measure(name, p, sets, path, out.y, out.levels, out.classes))
-    out.records.extend(Record(name, NOT_MEASURED, *item, NOT_MEASURED) for item in seconds.items())
-    out.p[name], out.sets[name] = p, sets
+    add_method(out, name, p, path[:, :, np.searchsorted(grid, out.levels)], path, seconds)
 
 
-def _path(
-    method: ConformalClassifier, X: Any, p: npt.NDArray[np.float64], grid: npt.NDArray[np.float64]
-) -> npt.NDArray[np.bool_]:
+def _path(method: ConformalClassifier, X: Any, p: FloatArray, grid: FloatArray) -> BoolArray:
     """Sets (m, C, G) at a grid of levels, by the method's own rule if it has another one than p > ε."""
     if type(method).predict_set is ConformalClassifier.predict_set:
         # The same as predict_set, without computing p again.
         return prediction_sets(p, grid)
-    sets: npt.NDArray[np.bool_] = method.predict_set(X, grid.tolist())
+    sets: BoolArray = method.predict_set(X, grid.tolist())
     return sets
 
 
@@ -186,7 +182,7 @@ def _named(methods: Any, estimator: Any) -> dict[str, Any]:
 
 def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """True labels (m,) of the test objects and the classes (C,), checked before anything is fitted."""
-    for (name, objects), (label_name, labels) in ((("X", X), ("y", y)), (("X_test", X_test), ("y_test", y_test))):
+    for name, objects, label_name, labels in (("X", X, "y", y), ("X_test", X_test, "y_test", y_test)):
         if _num_samples(objects) != _num_samples(labels):
             raise ValueError(
                 f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; give one label per object."

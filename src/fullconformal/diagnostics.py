@@ -63,9 +63,10 @@ class Diagnostics:
     @property
     def warnings(self) -> list[str]:
         """What is wrong and what to do about it, one sentence each; empty where nothing is."""
-        out: list[str] = []
-        if self.valid:  # the guarantee does not rest on any of this
-            return [self.caveat] if self.caveat else out
+        # The guarantee of a valid method does not rest on any of the figures.
+        if self.valid:
+            return [self.caveat] if self.caveat else []
+        out = []
         if not self.positive_definite:
             out.append(
                 f"the {self.curvature} is indefinite (smallest eigenvalue {self.smallest_eigenvalue:.2g} with damping "
@@ -123,14 +124,9 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    prepared: Prepared,
-    curvature: str,
-    damping_chosen: bool,
-    valid: bool = False,
-    held: str = "",
-    estimates: tuple[str, ...] = (),
-    search: bool = True,
-) -> Diagnostics:
+    prepared: Prepared, curvature: str, damping_chosen: bool, valid: bool = False, held: str = "",
+    estimates: tuple[str, ...] = (), search: bool = True,
+) -> Diagnostics:  # fmt: skip
     """Diagnostics of a prepared bag; `valid` where the method's guarantee needs none of them.
 
     `search` looks for the smallest eigenvalue where it is not known, of which no warning speaks.

@@ -1,4 +1,4 @@
-"""The command `fullconformal`. Commands are imported when they are called, and do their heavy imports inside."""
+"""The command `fullconformal`. Commands are imported when they are called; scikit-learn and torch inside them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # By command: the module that holds it, and its line in the help.
 COMMANDS = {
-    "fit": ("fit", "Fit a predictor to a table and save it."),
-    "predict": ("predict", "Compute prediction sets and p-values for the rows of a table."),
-    "inspect": ("describe", "Describe a saved predictor."),
-    "report": ("describe", "Write an HTML report on a predictor's sets for labelled rows."),
-    "compare": ("compare", "Compare full CP with other methods, on a table or on digits."),
+    "fit": ("training", "Fit a predictor to a table and save it."),
+    "predict": ("predictor", "Compute prediction sets and p-values for the rows of a table."),
+    "inspect": ("predictor", "Describe a saved predictor."),
+    "report": ("predictor", "Write an HTML report on a predictor's sets for labelled rows."),
+    "compare": ("training", "Compare full CP with other methods, on a table or on digits."),
     "demo": ("demo", "Run full CP and split CP on images of digits."),
     "data": ("demo", "Check or download the files of a data set."),
 }

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from fullconformal.cli.tables import LEVEL, check_output, seed_option
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from fullconformal.cli.tables import LEVEL, PATH, check_output, seed_option
+from fullconformal.sets import as_labels, prediction_sets
 
 
 @click.command()
@@ -38,16 +40,13 @@ def data(name: str, folder: Path | None, download: bool) -> None:
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("fullconformal-demo.png"), show_default=True,
+@click.option("--out", type=PATH, default=Path("fullconformal-demo.png"), show_default=True,
               help="The file for the figure; the report is written beside it, as .html.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.99, show_default=True, help="Confidence level of the sets.")
 @seed_option
 def demo(out: Path, confidence: float, seed: int) -> None:
     """Train a small network on images of digits, and compare the schemes of full CP with split CP."""
-    from rich.console import Console
-
     from fullconformal.data import load_digits
-    from fullconformal.sets import as_labels, prediction_sets
 
     check_output(out)
     if out.suffix.lower() in (".html", ".htm"):
@@ -96,28 +95,27 @@ def run_methods(
     full = FullConformalClassifier(
         network, method="influence", confidence_level=confidence, random_state=seed, verbose=1
     )
-    times = [time.perf_counter()]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConformalWarning)
-        full.fit(X, y)
-    times.append(time.perf_counter())
+        _, fit_seconds = timed(full.fit, X, y)
     p, seconds = {}, {}
     for scheme in ("deleted", "studentized", "ordinary"):
-        p[scheme] = full.set_params(scheme=scheme).predict_p(X_test)
-        times.append(time.perf_counter())
-        seconds[scheme] = (times[1] - times[0], times[-1] - times[-2])
-    split = SplitConformalClassifier(network, random_state=seed).fit(X, y)
-    times.append(time.perf_counter())
-    p["split CP"] = split.predict_p(X_test)
-    seconds["split CP"] = (times[-1] - times[-2], time.perf_counter() - times[-1])
+        p[scheme], predict_seconds = timed(full.set_params(scheme=scheme).predict_p, X_test)
+        seconds[scheme] = fit_seconds, predict_seconds
+    split, fit_seconds = timed(SplitConformalClassifier(network, random_state=seed).fit, X, y)
+    p["split CP"], predict_seconds = timed(split.predict_p, X_test)
+    seconds["split CP"] = fit_seconds, predict_seconds
     return full.set_params(scheme="deleted"), p, seconds, bool(caught)
+
+
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What a call returns, and the seconds it took."""
+    start = time.perf_counter()
+    return call(*arguments), time.perf_counter() - start
 
 
 def summary_table(p: dict[str, Any], seconds: dict[str, Any], y: Any, confidence: float) -> Any:
     """The metrics of the methods as a table."""
-    from rich import box
-    from rich.table import Table
-
     from fullconformal import metrics
 
     title = f"{len(y)} test images, {confidence:.0%} confidence"
@@ -140,10 +138,6 @@ def sentence(labels: npt.NDArray[Any], truth: Any, level: float) -> str:
 
 def interesting(p: npt.NDArray[np.float64], count: int, level: float) -> npt.NDArray[np.intp]:
     """Objects (count,) worth a look: the largest sets, then an empty one, then the surest."""
-    import numpy as np
-
-    from fullconformal.sets import prediction_sets
-
     sizes = prediction_sets(p, level).sum(axis=1)
     second = np.sort(p, axis=1)[:, -2]
     hardest = np.lexsort((-second, -sizes))[: count - 2]
@@ -157,11 +151,9 @@ def draw(
     images: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any], level: float,
 ) -> None:  # fmt: skip
     """Draw set size against ε for every method, and six objects with their p-values by the method `name`."""
-    import numpy as np
     from matplotlib.figure import Figure
 
     from fullconformal.report.plots import plot_p_values, plot_size_curve
-    from fullconformal.sets import prediction_sets
 
     figure = Figure(figsize=(13, 5.4), layout="constrained")
     left, right = np.asarray(figure.subfigures(1, 2, width_ratios=(1, 1.25)))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fullconformal.data.files import check_md5, data_folder
-from fullconformal.data.loaders import ACS_FEATURES, ACS_ROWS, ACS_TARGET, CIFAR_FILES, MNIST_FILES
+from fullconformal.data import loaders
 
 # The page of MNIST's authors sometimes refuses programs, so this is torchvision's copy.
 URLS = {
@@ -52,7 +51,7 @@ def download(name: str, folder: str | os.PathLike[str] | None = None, urls: Mapp
     if name not in FETCHERS:
         raise ValueError(f"name={name!r} is unknown; allowed: {', '.join(map(repr, FETCHERS))}.")
     subfolder, fetch = FETCHERS[name]
-    target = data_folder(folder) / subfolder
+    target = loaders.data_folder(folder) / subfolder
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target, prefix=".download-") as partial:
         fetch(urls[name], Path(partial), target)
@@ -71,26 +70,26 @@ def fetch_file(url: str, path: Path) -> Path:
     return path
 
 
-def fetch_mnist(url: str, partial: Path, target: Path, files: Mapping[str, Any] = MNIST_FILES) -> None:
+def fetch_mnist(url: str, partial: Path, target: Path, files: Mapping[str, Any] = loaders.MNIST_FILES) -> None:
     """The four files, each checked against its MD5."""
     for name, (_, md5, _) in files.items():
         path = fetch_file(f"{url}{name}.gz", partial / f"{name}.gz")
-        check_md5(path, md5)
+        loaders.check_md5(path, md5)
         path.replace(target / path.name)
 
 
 def fetch_cifar10(url: str, partial: Path, target: Path, md5: str = CIFAR_MD5) -> None:
     """The six files of the archive, which is checked against its MD5."""
     archive = fetch_file(url, partial / "cifar-10-binary.tar.gz")
-    check_md5(archive, md5)
+    loaders.check_md5(archive, md5)
     with tarfile.open(archive) as tar:
-        for name in CIFAR_FILES:
+        for name in loaders.CIFAR_FILES:
             file = tar.extractfile(f"cifar-10-batches-bin/{name}")
             # The MD5 is right, so these are files.
             assert file is not None
             with (partial / name).open("wb") as copy:
                 shutil.copyfileobj(file, copy)
-    for name in CIFAR_FILES:
+    for name in loaders.CIFAR_FILES:
         (partial / name).replace(target / name)
 
 
@@ -100,12 +99,14 @@ def fetch_acsincome(url: str, partial: Path, target: Path) -> None:
 
     archive = fetch_file(url, partial / "csv_pny.zip")
     with zipfile.ZipFile(archive) as files, files.open("psam_p36.csv") as file:
-        people = pd.read_csv(file, usecols=[*ACS_FEATURES, "PINCP", "PWGTP"])
+        people = pd.read_csv(file, usecols=[*loaders.ACS_FEATURES, "PINCP", "PWGTP"])
     kept = people[(people.AGEP > 16) & (people.PINCP > 100) & (people.WKHP > 0) & (people.PWGTP >= 1)]
-    if len(kept) != ACS_ROWS:
-        raise ValueError(f"{url} has {len(kept):,} rows of ACSIncome, expected {ACS_ROWS:,}; nothing was written.")
-    table = kept[[*ACS_FEATURES]].fillna(-1).astype(int)
-    table[ACS_TARGET] = (kept.PINCP > 50_000).astype(int)
+    if len(kept) != loaders.ACS_ROWS:
+        raise ValueError(
+            f"{url} has {len(kept):,} rows of ACSIncome, expected {loaders.ACS_ROWS:,}; nothing was written."
+        )
+    table = kept[[*loaders.ACS_FEATURES]].fillna(-1).astype(int)
+    table[loaders.ACS_TARGET] = (kept.PINCP > 50_000).astype(int)
     path = partial / "ny_2018.csv.gz"
     table.to_csv(path, index=False)
     path.replace(target / path.name)

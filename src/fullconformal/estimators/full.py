@@ -34,7 +34,7 @@ from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query
 from fullconformal.methods.convex import FittedSymmetric
-from fullconformal.methods.select import METHODS, select
+from fullconformal.methods.select import select
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
@@ -49,7 +49,7 @@ class FullConformalClassifier(ConformalClassifier):
     estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
         LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba.
-    method : {"auto", "influence", "symmetric", "exact"}, default="auto"
+    method : {"auto", "influence", "symmetric", "exact"} or Method, default="auto"
         "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
         regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
         for k-NN and kernel densities, by honest refits for anything else. "auto" is exact for k-NN and kernel densities,
@@ -146,7 +146,7 @@ class FullConformalClassifier(ConformalClassifier):
         self,
         estimator: Any = None,
         *,
-        method: str = "auto",
+        method: Any = "auto",
         scheme: str = "deleted",
         approximation: str = "direct",
         curvature: Any = "auto",
@@ -423,7 +423,7 @@ class FullConformalClassifier(ConformalClassifier):
         """Raise unless a loaded classifier is complete, consistent, and gives p-values of the objects it kept."""
         check_full(self)
         n_classes, fitted, labels = self.verify_labels(), self._fitted, self._labels
-        require(isinstance(fitted, Fitted) and self.method_ in METHODS and fitted.method == self.method_, "method")
+        require(isinstance(fitted, Fitted) and fitted.method == self.method_, "method")
         require(labels.dtype == np.int64 and labels.shape == (fitted.n,), "labels")
         require(bool(((labels >= 0) & (labels < n_classes)).all()) and np.array_equal(fitted.labels, labels), "labels")
         if self._recalibration is not None:

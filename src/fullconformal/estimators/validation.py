@@ -17,7 +17,7 @@ from fullconformal.conformity import SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
-from fullconformal.methods.base import ConformalWarning
+from fullconformal.methods.base import ConformalWarning, Method
 from fullconformal.methods.probability import trained_here
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
@@ -109,7 +109,9 @@ def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, sta
 
 def check_full(clf: Any) -> None:
     """Raise where a parameter of `FullConformalClassifier` cannot be meant, before anything long begins."""
-    check_option("method", clf.method, METHODS)
+    own_method = isinstance(clf.method, Method)
+    if not own_method:
+        check_option("method", clf.method, METHODS)
     check_scores(clf)
     if not isinstance(clf.curvature, Curvature):
         check_option("curvature", clf.curvature, ("auto", *CURVATURES, "last_layer_kron"))
@@ -133,7 +135,9 @@ def check_full(clf: Any) -> None:
             f"method={clf.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
         )
     refits = clf.method == "exact" and hasattr(final, "predict_proba") and not is_convex(final, clf.head)
-    if is_neighbors(final) or refits:
+    if own_method:
+        check_instance(final)
+    elif is_neighbors(final) or refits:
         if clf.prefit or clf.l2 is not None:
             raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")
     else:

@@ -1,12 +1,12 @@
 """Training points in the order of b = ℓ + q·s: the points that could fall on either side of a candidate are a range of them.
 
 Where 𝓗 is positive definite |k_i| ≤ σ_i·ρ with σ_i² = s_i and ρ² = ŝ, so only points with |b_i − τ| ≤ σ_i·ρ need their product. With
-M_j = max of σ_i over i ≤ j, a candidate needs no point
+M_i = max of σ_j over j ≤ i, a candidate needs no point
 
-    with b_i < τ − ρ·M_j, j the last point with b_j ≤ τ        with b_i > τ + ρ·M_j, j any point with none needed after it
+    before the first with b_i + ρ·M_i ≥ τ        with b_i > τ + ρ·M_j, j any point with none needed after it
 
-and a few searches find both ends. Losses grow with residuals, and so do self-influences: M is close to the σ of the points in the
-range, which is hardly longer than what it must hold.
+and searches find both ends: b_i + ρ·M_i grows with i. Losses grow with residuals, and so do self-influences: M is close to the σ of the
+points in the range, which is hardly longer than what it must hold.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fullconformal.influence.prepared import Prepared
 
@@ -24,8 +25,8 @@ PORTION = 512  # rows that are gathered and rounded together, so that they stay 
 class Bag:
     """Points sorted by b (n,), class by class where candidates are compared within their class.
 
-    `order` (n,) has their places in the training set, `stops` where each class ends; slack and σ (n,) are as they are, and as their
-    largest up to each point of its class. `highest` has b, slack and σ as their largest up to each point, of whatever class.
+    `order` (n,) has their places in the training set, `starts` and `stops` where each class begins and ends. Slack and σ (n,) are as they
+    are, and as their largest up to each point of its class.
     """
 
     def __init__(self, prepared: Prepared, q: float, class_conditional: bool):
@@ -66,36 +67,49 @@ class Bag:
             self.top = self.prepared.factor.back(self.prepared.half_rows(self.order[len(self) - count :]))
         return self.top[len(self.top) - count :]
 
+    @cached_property
+    def searched(self) -> list[tuple[Tensor, Tensor]]:
+        """b with its slack, and M, of each class, followed by infinities up to 2^k − 1 points: what bisection looks at."""
+        out = []
+        for start, stop in zip(self.starts, self.stops, strict=True):
+            b, slack, sigma = (v[start:stop] for v in (self.b, self.most_slack, self.most_sigma))
+            missing = (1 << (stop - start).bit_length()) - (stop - start)
+            out.append((pad(b + 2 * slack, (0, missing), value=torch.inf), pad(sigma, (0, missing))))
+        return out
+
     def ranges(self, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """First point and the point after the last (k,) that could fall on either side of τ or tie with it.
 
         For candidates of labels y with τ between lowest and highest, rounding `own` granted to it, and √ŝ ≤ ρ, (k,) each.
         """
         if len(self.stops) == 1:
-            return self._ranges(0, len(self), lowest, highest, rho, own)
+            return self._ranges(0, lowest, highest, rho, own)
         out = torch.zeros(2, len(y), dtype=torch.long, device=y.device)
-        for label, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
+        for label in range(len(self.stops)):
             mine = (y == label).nonzero()[:, 0]
             if len(mine):
-                out[:, mine] = torch.stack(self._ranges(start, stop, *(v[mine] for v in (lowest, highest, rho, own))))
+                out[:, mine] = torch.stack(self._ranges(label, *(v[mine] for v in (lowest, highest, rho, own))))
         return out[0], out[1]
 
-    def _ranges(
-        self, start: int, stop: int, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Among the points from start to stop."""
+    def _ranges(self, label: int, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Among the points of a class, or of all."""
+        start, stop = self.starts[label], self.stops[label]
         if start == stop:
             return (torch.full_like(lowest, start, dtype=torch.long),) * 2
-        b, most_sigma, most_slack = (v[start:stop] for v in (self.b, self.most_sigma, self.most_slack))
-
-        def reach(count: Tensor) -> Tensor:
-            """What |b − τ| of the first so many points must exceed."""
-            last = count.sub(1).clamp_min_(0)
-            return torch.addcmul(2 * own, rho, most_sigma[last]).add_(most_slack[last], alpha=2)
-
-        low = torch.searchsorted(b, lowest - reach(torch.searchsorted(b, lowest, right=True)))
-        high = torch.searchsorted(b, highest + reach(torch.full_like(low, stop - start)), right=True)
-        high = torch.searchsorted(b, highest + reach(high), right=True)
+        b, (raised, most_sigma) = self.b[start:stop], self.searched[label]
+        low, target = torch.zeros_like(lowest, dtype=torch.long), lowest - 2 * own
+        stride = len(raised) // 2
+        while stride:  # points before `low` are not needed
+            at = low + (stride - 1)
+            below = torch.addcmul(raised[at], rho, most_sigma[at]) < target
+            low += below * stride
+            stride //= 2
+        highest = highest + 2 * own
+        high = torch.full_like(low, stop - start)
+        for _ in range(2):
+            last = start + high.sub(1).clamp_min_(0)
+            reach = torch.addcmul(2 * self.most_slack[last], rho, self.most_sigma[last])
+            high = torch.searchsorted(b, highest + reach, right=True)
         return start + low, start + torch.maximum(low, high)
 
 

@@ -42,8 +42,9 @@ class Candidates:
 
     def __getitem__(self, index: Tensor | slice) -> Candidates:
         """Some of them."""
-        parts: list[Any] = [getattr(self, field.name) for field in fields(self)]
-        return Candidates(*[None if part is None else part[index] for part in parts])
+        parts = [getattr(self, field.name) for field in fields(self)]
+        some: list[Any] = [None if part is None else part[index] for part in parts]
+        return Candidates(*some)
 
     @property
     def rho(self) -> Tensor:

@@ -21,6 +21,10 @@ in float64: the counts are those of `count_scores`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,14 +32,16 @@ from fullconformal.influence.bag import sorted_bag
 from fullconformal.influence.candidates import TINY, UNIT, Candidates, every_candidate, solved_one_by_one
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.scores import Counts, Progress
-from fullconformal.influence.sources import Kept, Source, Top, source_of
+from fullconformal.influence.sources import Source, Top, source_of
 from fullconformal.runtime.numerics import full_precision
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
 TILE = {"cpu": (64, 3e5), "cuda": (512, 1e9)}
 FETCH = 8  # what gathering a point's row costs, in products with it
-CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
+AGAIN = 64  # one pair in so many may be formed again in float64; where they are more, all products are formed in it
 PAIR = 160  # bytes that a pair takes while it is counted, at most
+CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
+Index = npt.NDArray[np.int64]
 
 
 @torch.no_grad()
@@ -62,57 +68,100 @@ def direct_counts(
     return Counts(greater, equal, counter.formed / max(1, len(bag) * counter.total.shape[1]), counter.solved)
 
 
-class _Counter:
-    """Weight above and tied with candidates, total (2, m·C), of the points of a bag, whose weights (n,) are in its order."""
+class _Points(NamedTuple):
+    """Points whose rows are at hand, in the order of the bag, (n,) each; `beyond` is the weight from each point on, (n + 1,)."""
 
-    def __init__(self, source: Source, points: Tensor | None):
+    b: Tensor
+    order: Tensor
+    slack: Tensor
+    sigma: Tensor
+    weight: Tensor | None
+    beyond: Tensor
+
+
+class _Tiles(NamedTuple):
+    """Candidates in the order of their tiles, (k,); of each tile the number of candidates, the first point and the one after the last."""
+
+    order: Index
+    size: Index
+    first: Index
+    last: Index
+
+
+class _Counter:
+    """Weight above and tied with candidates, total (2, m·C), of the points of a bag, which may have weights (n,)."""
+
+    def __init__(self, source: Source, weight: Tensor | None):
         self.source, self.bag, self.prepared = source, source.bag, source.prepared
         self.formed, self.solved = 0, 1.0  # pairs that met, and the share of candidates that were solved for
-        like, C = source.X, self.prepared.problem.n_classes
-        self.total = torch.zeros(2, len(like) * C, dtype=torch.float64, device=like.device)
-        self.weight = None if points is None else points.to(like.device, torch.float64)[self.bag.order]
-        w = torch.ones_like(self.bag.b, dtype=torch.float64) if self.weight is None else self.weight
-        # Weight of the points of a class, or of all, from each place on.
-        self.beyond = torch.cat([w, w.new_zeros(1)]).flip(0).cumsum(0).flip(0)
+        bag, device = self.bag, source.X.device
+        size = len(source.X) * self.prepared.problem.n_classes
+        self.total = torch.zeros(2, size, dtype=torch.float64, device=device)
+        weight = None if weight is None else weight.to(device, torch.float64)[bag.order]
+        self.points = _Points(bag.b, bag.order, bag.slack, bag.sigma, weight, _from_there_on(bag.b, weight))
 
     def count(self, found: Candidates, progress: Progress | None) -> None:
         """Count all candidates."""
-        source, bag, m = self.source, self.bag, len(self.source.X)
-        label = found.y if len(bag.stops) > 1 else torch.zeros_like(found.y)
-        low, high = torch.tensor([bag.starts, bag.stops], device=label.device)[:, label]
-        end = self.beyond[high]
+        source, bag, beyond, m = self.source, self.bag, self.points.beyond, len(self.source.X)
+        low, high = torch.tensor([bag.starts, bag.stops], device=beyond.device)[:, self._class(found)]
+        end = beyond[high]
         if source.is_bounded:
             low, high = self._ranges(source, found, found.loss)
-        self._add(found, self.beyond[high] - end)
+        self._add(found, beyond[high] - end)
         left = (high > low).nonzero()[:, 0]
-        if source.is_bounded and isinstance(source, Kept) and source.q == 1 and len(bag.stops) == 1 and len(left):
-            top = Top(self.prepared, bag, source.X, source.q, low[left])
-            covered = low[left] >= top.first
-            top.hold(None)
-            for at in left[covered].split(top.room) if covered.any() else ():
-                self._meet(top, top.make(found[at]), low[at], high[at], None)
-            left = left[~covered]
-        source.begin(found[left])
+        if source.has_top and len(left):
+            left = self._count_top(found, low, high, left)
         self.solved = len(left) / max(1, len(found))
+        source.begin(found[left])
         done = len(found) - len(left)
         for index in self._portions(low[left], high[left]):
-            lows, highs, mine = low[left], high[left], left
+            mine, lows, highs, points = left, low[left], high[left], self.points
             if index is not None:
                 lows, highs = (ends.clamp(int(index[0]), int(index[-1]) + 1) for ends in (lows, highs))
                 mine, lows, highs = (v[highs > lows] for v in (left, lows, highs))
+                b, order, slack, sigma = (v[index] for v in points[:4])
+                weight = None if points.weight is None else points.weight[index]
+                points = _Points(b, order, slack, sigma, weight, _from_there_on(b, weight))
             source.hold(index)
-            for at, lo, hi in zip(*(v.split(source.room) for v in (mine, lows, highs)), strict=True):
-                made = source.make(found[at])
-                ends = self._ranges(source, made, made.tau)
-                low_, high_ = (torch.minimum(torch.maximum(e, lo), hi) for e in ends)
-                self._add(made, self.beyond[high_] - self.beyond[hi])
-                self._meet(source, made, low_, high_, index)
+            for at, *ends in zip(*(v.split(source.room) for v in (mine, lows, highs)), strict=True):
+                if not self._count_some(found[at], ends[0], ends[1], points, index, single=True):
+                    self._count_some(found[at], ends[0], ends[1], points, index, single=False)
                 done += len(at)
                 if progress is not None:
                     progress(min(m, m * done // len(found)), m)
-                del made  # before the next are made
         if progress is not None:
             progress(m, m)
+
+    def _count_top(self, found: Candidates, low: Tensor, high: Tensor, left: Tensor) -> Tensor:
+        """Count candidates (left,) that meet points of largest b only, without solving for them; returns the others."""
+        top = Top(self.prepared, self.bag, self.source.X, self.source.q, low[left])
+        covered = low[left] >= top.first
+        if covered.any():
+            top.hold(None)
+            for at in left[covered].split(top.room):
+                self._meet(top, top.make(found[at], single=False), low[at], high[at], self.points)
+        return left[~covered]
+
+    def _count_some(
+        self, found: Candidates, low: Tensor, high: Tensor, points: _Points, index: Tensor | None, single: bool
+    ) -> bool:
+        """Count candidates, of which ranges low … high (k,) hold what is needed, among the points at some places of the bag, or all.
+
+        Whether it is done: float32 may leave too many pairs to be formed again.
+        """
+        made, beyond = self.source.make(found, single), self.points.beyond
+        first, last = (torch.minimum(torch.maximum(e, low), high) for e in self._ranges(self.source, made, made.tau))
+        surely = beyond[last] - beyond[high]
+        if index is not None:
+            first, last = (torch.searchsorted(index, ends) for ends in (first, last))
+        done = self._meet(self.source, made, first, last, points)
+        if done:
+            self._add(made, surely)
+        return done
+
+    def _class(self, found: Candidates) -> Tensor:
+        """The class of points that candidates are compared with; 0 where there is but one."""
+        return found.y if len(self.bag.stops) > 1 else torch.zeros_like(found.y)
 
     def _add(self, found: Candidates, weight: Tensor) -> None:
         """Add weight (k,) to what is above candidates."""
@@ -120,12 +169,12 @@ class _Counter:
 
     def _ranges(self, source: Source, found: Candidates, highest: Tensor) -> tuple[Tensor, Tensor]:
         """The ranges of candidates with τ no higher than `highest` (k,)."""
-        off = torch.zeros_like(highest) if found.off is None else found.off
+        lowest, own = found.tau, source.own(found)
+        if found.off is not None:
+            lowest, highest, own = lowest - found.off, highest + found.off, own + self.prepared.rounding * found.off
         # What a product errs by, what is granted for that, and the rounding of the bound itself.
         rho = found.rho * (1 + 3 * (source.error + self.prepared.rounding))
-        return self.bag.ranges(
-            found.tau - off, highest + off, rho, source.own(found) + off * self.prepared.rounding, found.y
-        )
+        return self.bag.ranges(lowest, highest, rho, own, found.y)
 
     def _portions(self, low: Tensor, high: Tensor) -> list[Tensor | None]:
         """Places of the points that are in some range, in portions; None for all of them at once."""
@@ -137,106 +186,115 @@ class _Counter:
         needed = (ends.cumsum(0) > 0).nonzero()[:, 0]
         return list(needed.split(self.source.portion)) if len(needed) else []
 
-    def _meet(self, source: Source, made: Candidates, low: Tensor, high: Tensor, index: Tensor | None) -> None:
-        """Count the points in the ranges of candidates, tile by tile, among those at some places of the bag or all."""
-        bag, weight = self.bag, self.weight
-        b, order, slack, sigma = bag.b, bag.order, bag.slack, bag.sigma
-        if index is not None:
-            b, order, slack, sigma = (v[index] for v in (b, order, slack, sigma))
-            weight = None if weight is None else weight[index]
-            low, high = (torch.searchsorted(index, ends) for ends in (low, high))
-        some = (high > low).nonzero()[:, 0]
-        if not len(some):
-            return
-        single, p = made.error is not None, self.prepared.problem.p
-        label = made.y if len(bag.stops) > 1 else torch.zeros_like(made.y)
-        # Wide ranges with wide ones, neighbours with neighbours; no tile has two classes.
-        width = (high - low)[some].double().log2().div_(2).floor_()
-        key = torch.argsort(low[some], stable=True)
-        some, width = some[key], width[key]
-        key = torch.argsort(label[some] * 64 + width.long(), stable=True)
-        made, low, high, label = made[some[key]], low[some[key]], high[some[key]], label[some[key]]
-        tile = _tiles(low, high, label, p, 0 if single else FETCH)
-        sizes = torch.bincount(tile)
-        first = torch.full_like(sizes, len(b)).scatter_reduce(0, tile, low, "amin")
-        last = torch.zeros_like(sizes).scatter_reduce(0, tile, high, "amax")
-        beyond = torch.arange(len(b), -1, -1, device=b.device, dtype=torch.float64)
-        if weight is not None:
-            beyond = torch.cat([weight, weight.new_zeros(1)]).flip(0).cumsum(0).flip(0)
-        self._add(made, beyond[last[tile]] - beyond[high])  # which the tile counts, and which were counted
-        self.formed += int((sizes * (last - first)).sum())
-        own = source.own(made)
-        limit = self._limits(source, made, own, tile, [v.cummax(0).values[last - 1] for v in (b, slack, sigma)])
+    def _meet(self, source: Source, made: Candidates, low: Tensor, high: Tensor, points: _Points) -> bool:
+        """Count the points in the ranges low … high (k,) of candidates, tile by tile; False where too many are left to float64."""
+        single, p, device = made.error is not None, self.prepared.problem.p, low.device
+        tiles = _cut(low, high, self._class(made), p, 0 if single else FETCH)
+        if not len(tiles.size):
+            return True
+        order = torch.as_tensor(tiles.order, device=device)
+        last = torch.as_tensor(np.repeat(tiles.last, tiles.size), device=device)
+        # Points of the tile after the range are counted with the tile; they were counted as surely above.
+        above = points.beyond[last] - points.beyond[high[order]]
+        near = _Near(self, source, made, points)
+        of_score, of_product, of_point = (v if v is near.of_point else v[order] for v in near.bounds)
+        most = near.largest(of_score, of_product, tiles)
+        dtype = torch.float32 if single else made.tau.dtype
+        tau, scores = made.tau[order].to(dtype), points.b if not single else self.bag.single[1]
+        sigma, of_score, of_product, of_point = (v.to(dtype) for v in (points.sigma, of_score, of_product, of_point))
         assert made.rows is not None
-        tau = made.tau.float() if single else made.tau
-        scores = bag.single[1] if single else b
-        room = self.prepared.memory // 16 // PAIR
-        near: list[tuple[Tensor, ...]] = []
-        found = torch.zeros_like(own, dtype=torch.float64)
-        at = 0
-        for size, lo, hi, least in zip(*(v.tolist() for v in (sizes, first, last, limit)), strict=True):
-            c = slice(at, at + size)
-            at += size
-            rows = made.rows[c]
-            for start in range(lo, hi, max(1, room // size)):
-                stop = min(hi, start + max(1, room // size))
-                excess = scores[start:stop, None] - tau[c]
-                excess = source.subtract(excess, source.rows(start, stop, single), made[c], rows, sigma[start:stop])
-                found[c] += _signs(excess, None if weight is None else weight[start:stop])
-                size_ = excess.abs()
-                if bool(size_.amin() > least):
+        room, stop, pairs = self.prepared.memory // 16 // PAIR, 0, 0
+        for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
+            c = slice(stop, stop := stop + size)
+            rows, step = made.rows[order[c]], max(1, room // size)
+            for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
+                excess = scores[i, None] - tau[c]
+                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], made.influence[order[c]])
+                above[c] += _signs(excess, None if points.weight is None else points.weight[i])
+                distance = excess.abs()
+                pairs += distance.numel()
+                if bool(distance.amin() > least):
                     continue
-                i, j = (~(size_ > least)).nonzero(as_tuple=True)
-                value = excess[i, j]
-                near.append((j + c.start, i + start, value))
-                if sum(len(v[0]) for v in near) > room:
-                    self._settle(source, made, own, near, order, b, slack, sigma, weight)
-                    near.clear()
-        self._add(made, found)
-        if near:
-            self._settle(source, made, own, near, order, b, slack, sigma, weight)
+                limit = torch.addcmul(of_point[i, None] + of_score[c], sigma[i, None], of_product[c])
+                at, column = (~(distance > limit)).nonzero(as_tuple=True)
+                near.add(order[c][column], at + i.start, excess[at, column])
+                if single and near.count > max(room, pairs) // AGAIN + 2**12:
+                    return False
+                if near.held > room:
+                    near.settle()
+        near.settle()
+        self.formed += pairs
+        self._add(made[order], above)
+        self.total.index_add_(1, near.column, near.counts)
+        return True
 
-    def _limits(self, source: Source, made: Candidates, own: Tensor, tile: Tensor, highest: list[Tensor]) -> Tensor:
-        """What |α − τ| must exceed (tiles,) to decide, from the largest b, slack and σ (tiles,) among the points of each tile."""
-        b, slack, sigma = highest
-        p, rho, of_score = self.prepared.problem.p, made.rho, own
-        of_product = source.error * rho
+
+class _Near:
+    """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
+
+    def __init__(self, counter: _Counter, source: Source, made: Candidates, points: _Points):
+        self.counter, self.source, self.made, self.points = counter, source, made, points
+        self.prepared, self.own = source.prepared, source.own(made)
+        self.column = made.x * self.prepared.problem.n_classes + made.y
+        self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.count = self.held = 0
+        p, rho = self.prepared.problem.p, made.rho
+        of_score, of_product, self.of_point = self.own, source.error * rho, points.slack
         if made.error is not None and made.off is not None:
-            of_score = own + 2 * UNIT * made.tau.abs() + made.off * 1.01 + p * TINY * (1 + rho)
+            of_score = self.own + 2 * UNIT * made.tau.abs() + 1.01 * made.off + p * TINY * (1 + rho)
             of_product = UNIT * (2 * p + 8) * rho + made.error
-        parts = [torch.zeros_like(b).scatter_reduce(0, tile, v, "amax") for v in (of_score, of_product)]
-        of_points = slack + (0 if made.error is None else 2 * UNIT * b.abs())
-        return 1.02 * (parts[0] + parts[1] * sigma + of_points)
+            self.of_point = points.slack + 2 * UNIT * points.b.abs()
+        self.of_point = 1.02 * self.of_point
+        #: what |α − τ| must exceed to decide is their sum, the second times σ: of candidates (k,) twice, of points (n,)
+        self.bounds = 1.02 * of_score, 1.02 * of_product, self.of_point
 
-    def _settle(
-        self, source: Source, made: Candidates, own: Tensor, near: list[tuple[Tensor, ...]], order: Tensor, b: Tensor,
-        slack: Tensor, sigma: Tensor, weight: Tensor | None,
-    ) -> None:  # fmt: skip
-        """Count near pairs, of candidates, points and α − τ, once more and with ties; of float32 α − τ is formed again in float64."""
-        C, pairs = self.prepared.problem.n_classes, [torch.cat(v) for v in zip(*near, strict=True)]
-        step = max(1, self.prepared.memory // 16 // (4 * self.prepared.problem.p * b.element_size()))
-        for c, i, value in zip(*(v.split(step) for v in pairs), strict=True):
-            counted, tolerance = ~value.signbit(), own[c]
-            if made.error is not None:
-                value, tolerance = self._again(made, c, order[i], b[i])
-            tolerance = tolerance + slack[i] + source.error * sigma[i] * made.rho[c]
-            above, not_below = value > tolerance, value >= -tolerance
-            column = made.x[c] * C + made.y[c]
-            for total, part in zip(
-                self.total, (above.double() - counted.double(), (not_below & ~above).double()), strict=True
-            ):
-                total.index_add_(0, column, part if weight is None else part * weight[i])
+    def largest(self, of_score: Tensor, of_product: Tensor, tiles: _Tiles) -> npt.NDArray[np.float64]:
+        """The largest bound (tiles,) of the pairs of each tile, of candidates in the order of the tiles."""
+        starts = np.cumsum(tiles.size) - tiles.size
+        score, product = (np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (of_score, of_product))
+        last = torch.as_tensor(tiles.last - 1, device=of_score.device)
+        point, sigma = (v.cummax(0).values[last].double().cpu().numpy() for v in (self.of_point, self.points.sigma))
+        return np.asarray(score + product * sigma + point) * (1 + 2.0**-20)
 
-    def _again(self, made: Candidates, c: Tensor, points: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """α − τ and the rounding granted to τ, (pairs,), of candidates c with training points that have b, in the problem's precision."""
-        (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, points))
-        exact = solved_one_by_one(self.prepared, self.source.X, made[which], self.source.q, single=False)
+    def add(self, c: Tensor, i: Tensor, excess: Tensor) -> None:
+        """Keep pairs of candidates and points with their α − τ."""
+        self.pairs.append((c, i, excess))
+        self.count += len(c)
+        self.held += len(c)
+
+    def settle(self) -> None:
+        """Count what is kept, ties apart, in place of the signs that were counted."""
+        if not self.held:
+            return
+        points, step = self.points, max(1, self.prepared.memory // 16 // (4 * self.prepared.problem.p * 8))
+        for c, i, excess in zip(*(torch.cat(v).split(step) for v in zip(*self.pairs, strict=True)), strict=True):
+            counted, own = ~excess.signbit(), self.own[c]
+            if self.made.error is not None:
+                excess, own = self._again(c, i)
+            tolerance = own + points.slack[i] + self.source.error * points.sigma[i] * self.made.rho[c]
+            above, not_below = excess > tolerance, excess >= -tolerance
+            parts = torch.stack([above.double() - counted.double(), (not_below & ~above).double()])
+            self.counts.index_add_(1, c, parts if points.weight is None else parts * points.weight[i])
+        self.pairs, self.held = [], 0
+
+    def _again(self, c: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        """α − τ and the rounding granted to τ, (pairs,), of candidates c with points i, in the problem's precision."""
+        (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
+        exact = solved_one_by_one(self.prepared, self.source.X, self.made[which], self.source.q, single=False)
         assert exact.rows is not None
-        half, tau = self.prepared.half_rows(whom), exact.tau[row]
+        half, tau = self.prepared.half_rows(self.points.order[whom]), exact.tau[row]
         k, step = torch.empty_like(tau), max(1, CACHE // half.shape[1])
         for out, *at in zip(*(v.split(step) for v in (k, row, column)), strict=True):
             torch.linalg.vecdot(exact.rows[at[0]], half[at[1]], out=out)
-        return b - k - tau, self.source.own(exact)[row]
+        return self.points.b[i] - k - tau, self.source.own(exact)[row]
+
+
+def _from_there_on(b: Tensor, weight: Tensor | None) -> Tensor:
+    """Weight (n + 1,) of the points from each on, none at the end."""
+    if weight is None:
+        return torch.arange(len(b), -1, -1, dtype=torch.float64, device=b.device)
+    return torch.cat([weight, weight.new_zeros(1)]).flip(0).cumsum(0).flip(0)
 
 
 def _signs(excess: Tensor, weight: Tensor | None) -> Tensor:
@@ -244,27 +302,36 @@ def _signs(excess: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None:
         return weight @ (~excess.signbit()).double()
     if excess.is_cuda:
-        return (~excess.signbit()).sum(0).double()
+        return (~excess.signbit()).sum(0)
     bits = excess.view(torch.int64 if excess.element_size() == 8 else torch.int32)
     return len(excess) + (bits >> (8 * excess.element_size() - 1)).sum(0, dtype=torch.int32)
 
 
-def _tiles(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> Tensor:
-    """The tile (k,) of each candidate, in order, with ranges low … high (k,): neighbours of one label that share much of their ranges.
+def _cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> _Tiles:
+    """Tiles of candidates of one class that share much of their ranges low … high (k,); those without points are in none.
 
-    Merging two tiles saves a start and the rows that they share, and costs products that neither needs. Of all ways to cut that come of
-    halving again and again the cheapest is found from the bottom up; costs are in products of a candidate with a point.
+    Wide ranges come with wide ones, neighbours with neighbours. Merging two tiles saves a start and the rows that they share, and costs
+    products that neither needs. Of all ways to cut that come of halving again and again the cheapest is found from the bottom up; costs
+    are in products of a candidate with a point. By NumPy, which is quicker to start.
     """
-    most, start = TILE.get(low.device.type, TILE["cpu"])
-    k, start = len(low), start / (2 * p)
-    pad = -k % most
-    # Labels are so far apart that no tile reaches from one to the next; those that fill up the last tile have no range.
-    low, high = (torch.cat([v + (label << 40), v.new_full((pad,), e)]) for v, e in ((low, 2**60), (high, -(2**60))))
-    least = start + (high - low).clamp_min(0) * (fetch + 1.0)
-    size = torch.ones_like(low)
-    for width in (2**j for j in range(1, most.bit_length())):
-        low, high = torch.minimum(low[::2], low[1::2]), torch.maximum(high[::2], high[1::2])
-        whole, parts = start + (high - low).clamp_min(0) * float(fetch + width), least[::2] + least[1::2]
-        size = torch.where((whole < parts).repeat_interleave(width), width, size)
-        least = torch.minimum(whole, parts)
-    return ((torch.arange(len(size), device=size.device) % size == 0).cumsum(0) - 1)[:k]
+    most, operations = TILE.get(low.device.type, TILE["cpu"])
+    start, at = operations / (2 * p), (high > low).nonzero()[:, 0]
+    first, last, kind = (v[at].cpu().numpy() for v in (low, high, label))
+    width = np.frexp((last - first).astype(np.float64))[1] // 2
+    key = np.lexsort((first, width, kind))
+    order, first, last, kind = (v[key] for v in (at.cpu().numpy(), first, last, kind))
+    k, missing = len(order), -len(order) % most
+    # Classes are so far apart that no tile reaches from one to the next; what fills up the last tile has no range.
+    lows = np.concatenate([first + (kind << 40), np.full(missing, 2**60)])
+    highs = np.concatenate([last + (kind << 40), np.full(missing, -(2**60))])
+    least, size = start + (highs - lows).clip(0) * (fetch + 1.0), np.ones(len(lows), dtype=np.int64)
+    for count in (2**j for j in range(1, most.bit_length())):
+        lows, highs = np.minimum(lows[::2], lows[1::2]), np.maximum(highs[::2], highs[1::2])
+        whole, parts = start + (highs - lows).clip(0) * float(fetch + count), least[::2] + least[1::2]
+        size[np.repeat(whole < parts, count)] = count
+        least = np.minimum(whole, parts)
+    begin = np.flatnonzero(np.arange(k) % size[:k] == 0)
+    if not len(begin):
+        return _Tiles(order, begin, begin, begin)
+    sizes = np.diff(begin, append=k)
+    return _Tiles(order, sizes, np.minimum.reduceat(first, begin), np.maximum.reduceat(last, begin))

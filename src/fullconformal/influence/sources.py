@@ -42,6 +42,7 @@ PART = 2**15  # terms at most that are added up one after the other; the parts o
 class Source(ABC):
     """Rows of some of the points of a bag, and of candidates of objects X."""
 
+    has_top = False  # whether the points of largest b may be solved for in place of candidates
     error = 0.0  # of a product relative to σ_i·ρ, granted to ties, besides the rounding granted to scores
 
     def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
@@ -66,19 +67,19 @@ class Source(ABC):
         return
 
     @abstractmethod
-    def make(self, found: Candidates) -> Candidates:
-        """Candidates with their rows, and τ and ŝ as these have them."""
+    def make(self, found: Candidates, single: bool) -> Candidates:
+        """Candidates with their rows, in float32 where it may be and that is possible, and τ and ŝ as these have them."""
 
     @abstractmethod
     def hold(self, index: Tensor | None) -> None:
         """Make the rows of the points at some places of the bag, or of all."""
 
     @abstractmethod
-    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+    def rows(self, at: slice, single: bool) -> Tensor:
         """Rows of some of the points held."""
 
-    def subtract(self, excess: Tensor, points: Tensor, found: Candidates, rows: Tensor, sigma: Tensor) -> Tensor:
-        """excess − k (points, k) for rows of points and candidates."""
+    def subtract(self, excess: Tensor, points: Tensor, rows: Tensor, sigma: Tensor, s_hat: Tensor) -> Tensor:
+        """excess − k (points, k) for rows of points, which have σ, and of candidates, which have ŝ."""
         return excess.addmm_(points, rows.T, alpha=-1)
 
 
@@ -90,13 +91,16 @@ class Kept(Source):
     def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
         super().__init__(prepared, bag, X, q)
         self.single = X.dtype == torch.float64 and prepared.problem.p <= LONGEST and (X.is_cuda or single_is_whole())
+        # τ must be known without ŝ, and one end of the bag be everyone's.
+        self.has_top = self.is_bounded and q == 1 and len(bag.stops) == 1
 
     def begin(self, left: Candidates) -> None:
         self.root = written_root(self.prepared) if root_pays(self.prepared, left) else None
 
-    def make(self, found: Candidates) -> Candidates:
-        made = self._make(found, self.single)
-        if self.single:
+    def make(self, found: Candidates, single: bool) -> Candidates:
+        single = single and self.single
+        made = self._make(found, single)
+        if single:
             rho, own = float(made.rho.max()), float(made.tau.abs().max())
             longest = (1 + float(self.bag.sigma.max())) * (1 + rho) + float(self.bag.b.abs().max()) + own
             made = made if longest < HUGE else self._make(found, False)
@@ -110,11 +114,11 @@ class Kept(Source):
     def hold(self, index: Tensor | None) -> None:
         assert index is None and self.prepared.half is not None
 
-    def rows(self, start: int, stop: int, single: bool) -> Tensor:
+    def rows(self, at: slice, single: bool) -> Tensor:
         assert self.prepared.half is not None
         if single:
-            return self.bag.single[0][start:stop]
-        return self.prepared.half.index_select(0, self.bag.order[start:stop])
+            return self.bag.single[0][at]
+        return self.prepared.half.index_select(0, self.bag.order[at])
 
 
 class Top(Source):
@@ -128,14 +132,14 @@ class Top(Source):
         first = first[(n - first) * prepared.problem.p * X.element_size() <= prepared.memory // 16]
         self.first = int(first[(n - first + torch.searchsorted(low, first)).argmin()])
 
-    def make(self, found: Candidates) -> Candidates:
+    def make(self, found: Candidates, single: bool) -> Candidates:
         return replace(found, rows=written(self.prepared, self.X, found))
 
     def hold(self, index: Tensor | None) -> None:
         self.held = self.bag.solved(len(self.bag) - self.first)
 
-    def rows(self, start: int, stop: int, single: bool) -> Tensor:
-        return self.held[start - self.first : stop - self.first]
+    def rows(self, at: slice, single: bool) -> Tensor:
+        return self.held[at.start - self.first : at.stop - self.first]
 
 
 class MadeAnew(Source):
@@ -145,7 +149,7 @@ class MadeAnew(Source):
         super().__init__(prepared, bag, X, q)
         self.portion = max(1, prepared.memory // 8 // (prepared.problem.p * X.element_size()))
 
-    def make(self, found: Candidates) -> Candidates:
+    def make(self, found: Candidates, single: bool) -> Candidates:
         ghat = written(self.prepared, self.X, found)
         solved = self.prepared.factor.solve(ghat)
         return with_rows(found, solved, (ghat * solved).sum(1).clamp_min_(0), self.q)
@@ -154,8 +158,8 @@ class MadeAnew(Source):
         at = self.bag.order if index is None else self.bag.order[index]
         self.held = flat(self.prepared.rows(at))
 
-    def rows(self, start: int, stop: int, single: bool) -> Tensor:
-        return self.held[start:stop]
+    def rows(self, at: slice, single: bool) -> Tensor:
+        return self.held[at]
 
 
 class FromLayers(Source):
@@ -189,7 +193,7 @@ class FromLayers(Source):
         """That of ℓ̂ and of ŝ, which is known: for many parameters in float32 it is less than that of p terms of the size of τ."""
         return self.prepared.loss_rounding * found.loss + self.prepared.rounding * (1 - self.q) * found.influence
 
-    def make(self, found: Candidates) -> Candidates:
+    def make(self, found: Candidates, single: bool) -> Candidates:
         """All labels of an object, which share its passes, cost about as much as three of them one by one."""
         C, like = self.prepared.problem.n_classes, found.x
         out = torch.empty(len(found), self.width, dtype=self.dtype, device=like.device)
@@ -220,16 +224,16 @@ class FromLayers(Source):
         s = self.prepared.self_influence[at, None].clamp_min(0)
         self.held = self._rows(problem.X[at], problem.y[at, None], s)
 
-    def rows(self, start: int, stop: int, single: bool) -> Tensor:
-        return self.held[start:stop]
+    def rows(self, at: slice, single: bool) -> Tensor:
+        return self.held[at]
 
-    def subtract(self, excess: Tensor, points: Tensor, found: Candidates, rows: Tensor, sigma: Tensor) -> Tensor:
+    def subtract(self, excess: Tensor, points: Tensor, rows: Tensor, sigma: Tensor, s_hat: Tensor) -> Tensor:
         if not self.low:
-            return super().subtract(excess, points, found, rows, sigma)
+            return super().subtract(excess, points, rows, sigma, s_hat)
         a, b = (part.view(len(part), self.parts, -1).transpose(0, 1) for part in (points, rows))
         with whole_sums():
             k = (a @ b.mT).sum(0, dtype=excess.dtype)
-        return excess.sub_(k / _lengthening(sigma**2)[:, None] / _lengthening(found.influence))
+        return excess.sub_(k / _lengthening(sigma**2)[:, None] / _lengthening(s_hat))
 
 
 def _lengthening(s: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ Arrays hold one bag per column, last: Θ (d, K, B), logits (n, K, B); p = d·K. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ class Change:
 class LinearBag:
     """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept.
 
-    ``start`` (d, K) may hold weights near those of the fit on Z, ``names`` (d,) what errors call the features, ``between`` another
+    ``start`` (d, K) may hold weights near those of the fit on Z, ``names()`` (d,) what errors call the features, ``between`` another
     matrix (K, K) of the penalty between classes.
     """
 
@@ -68,7 +68,7 @@ class LinearBag:
     n_classes: int
     penalty: Tensor
     start: Tensor | None = None
-    names: Sequence[str] | None = None
+    names: Callable[[], Sequence[str]] | None = None
     between: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class LinearBag:
 
     def _name(self, j: int) -> str:
         """A feature in words."""
-        return f"feature {j} (counted from 0, as the model sees it)" if self.names is None else self.names[j]
+        return f"feature {j} (counted from 0, as the model sees it)" if self.names is None else self.names()[j]
 
     def _wild_feature(self) -> str:
         """Which feature reaches far beyond the distances between its values, in words; empty where none does."""

@@ -18,6 +18,7 @@ from fullconformal.linear.bag import LinearBag
 from fullconformal.linear.span import FEWER, FloatArray, Span, span_of
 from fullconformal.losses import SOFTMAX
 from fullconformal.problem import Problem
+from fullconformal.runtime.numerics import blas_alone
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Regression:
         narrow = len(a) > FEWER * a.shape[1] and bool(a.any(0).all())
         span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
         W = problem.theta.view(block.o, block.i).double()
-        start = (M @ (W if span is None else by_numpy(span.start, W))).T
+        start = (M @ (W if span is None else by_numpy(span.start, W))).T.contiguous()
         return cls.opened(problem, span, start, M, a)
 
     @classmethod
@@ -55,7 +56,7 @@ class Regression:
         a, penalty = design(problem, problem.X) if a is None else a, problem.penalty[: problem.blocks[0].i].double()
         names = None
         if span is not None:
-            a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names()
+            a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names
         bag = LinearBag(a, problem.y, problem.n_classes, penalty, start, names, torch.linalg.inv(M @ M.T).contiguous())
         return cls(problem, bag, span, M)
 
@@ -66,7 +67,7 @@ class Regression:
 
     def assign(self, theta: Tensor) -> None:
         """Make weights Θ (d, K) of the bag the problem's parameters, rounded to its precision."""
-        W = torch.linalg.pinv(self.outputs) @ theta.T
+        W = self.outputs.T @ (self.bag.coupling @ theta.T)
         W = W if self.span is None else by_numpy(self.span.weights, W)
         self.problem.assign(W.reshape(-1).to(self.problem.X.dtype))
 
@@ -89,7 +90,9 @@ def relative_outputs(problem: Problem) -> Tensor | None:
     start = torch.eye(block.o, dtype=torch.float64, device=problem.X.device)
     A = reduce(lambda A, layer: layer.linear.weight.double() @ A, after, start)
     M = A[1:] - A[0]
-    return M if int(torch.linalg.matrix_rank(M)) == len(M) else None
+    L, failed = torch.linalg.cholesky_ex(M @ M.T)
+    pivots = L.diagonal()
+    return None if bool(failed) or pivots.min() < 1e-6 * pivots.max() else M
 
 
 @torch.no_grad()
@@ -102,4 +105,6 @@ def design(problem: Problem, X: Tensor) -> Tensor:
 
 def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
     """What a function of arrays makes of a tensor, on its device."""
-    return torch.as_tensor(function(x.cpu().numpy())).to(x.device)
+    # NumPy's threads, once started, are in the way of torch's for a while.
+    with blas_alone(x.T.shape):
+        return torch.as_tensor(function(x.cpu().numpy())).to(x.device)

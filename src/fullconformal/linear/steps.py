@@ -14,7 +14,7 @@ from fullconformal.losses.relative import second
 
 # Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
 # below, their many small steps take longer.
-LARGE = 2**22
+LARGE = 2**20
 MOST = 100  # products, after which the Hessian itself is
 
 
@@ -63,8 +63,8 @@ class Steps:
             rs = float((r * s).sum())
             goal = goal or left**2 * rs
             if not goal < rs < torch.inf:
-                # Another preconditioner costs as much as about d/4 products.
-                self.inverse = None if products > bag.X.shape[1] / 4 else self.inverse
+                # Another preconditioner costs as much as about d/4 products, and pays in all steps that follow.
+                self.inverse = None if products > max(12, bag.X.shape[1] / 6) else self.inverse
                 return torch.as_tensor(step) if rs <= goal else None
             v = s + rs / before * v
             before = rs

@@ -93,7 +93,7 @@ class Query:
 class Method(ABC):
     """A way to do full conformal prediction with a model."""
 
-    model: Any
+    model: Any = None
 
     #: what users call it
     name: ClassVar[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sklearn.neighbors import KNeighborsClassifier
@@ -39,8 +39,10 @@ def is_convex(model: Any, head: str | None) -> bool:
     return model is None or is_logistic(model) or head is not None
 
 
-def select(model: Any, asked: str, config: Config, X: Any) -> Selection:
+def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection:
     """The method of a model for objects X, given what was asked for; an error where that does not go with the model."""
+    if isinstance(asked, Method):
+        return Selection(replace(asked, model=model), "it was given as an object")
     kind, convex = "the built-in regression" if model is None else type(model).__name__, is_convex(model, config.head)
     if is_neighbors(model) and asked in ("auto", "exact"):
         return Selection(Neighbors(model), f"{kind} has exact scores without refits")

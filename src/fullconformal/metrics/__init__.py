@@ -15,40 +15,25 @@ from fullconformal.metrics.conditional import (
     size_stratified_coverage,
     worst_slice_coverage,
 )
-from fullconformal.metrics.efficiency import fuzziness, observed_fuzziness, size_auc, size_curve, summary, vovk_criteria
 from fullconformal.metrics.estimates import Curve, Estimate, Welch, per_object, welch
 from fullconformal.metrics.marginal import (
     coverage,
     empty_rate,
     error_rate,
+    fuzziness,
     mean_size,
     nestedness_violations,
+    observed_fuzziness,
     singleton_rate,
+    size_auc,
+    size_curve,
+    summary,
+    vovk_criteria,
 )
 
 __all__ = [
-    "Curve",
-    "Estimate",
-    "Gap",
-    "Slab",
-    "Strata",
-    "Welch",
-    "class_coverage",
-    "class_coverage_gap",
-    "coverage",
-    "empty_rate",
-    "error_rate",
-    "fuzziness",
-    "mean_size",
-    "nestedness_violations",
-    "observed_fuzziness",
-    "per_object",
-    "singleton_rate",
-    "size_auc",
-    "size_curve",
-    "size_stratified_coverage",
-    "summary",
-    "vovk_criteria",
-    "welch",
-    "worst_slice_coverage",
-]
+    "Curve", "Estimate", "Gap", "Slab", "Strata", "Welch",
+    "class_coverage", "class_coverage_gap", "coverage", "empty_rate", "error_rate", "fuzziness", "mean_size",
+    "nestedness_violations", "observed_fuzziness", "per_object", "singleton_rate", "size_auc", "size_curve",
+    "size_stratified_coverage", "summary", "vovk_criteria", "welch", "worst_slice_coverage",
+]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics import Estimate, Welch
+from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, Welch
 
 # Metrics of p-values, and whether they need the true labels.
 ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}
@@ -78,12 +78,12 @@ class Comparison:
     """
 
     methods: list[str]
-    levels: npt.NDArray[np.float64]
+    levels: FloatArray
     y: npt.NDArray[Any]
     classes: npt.NDArray[Any]
     records: list[Record]
-    p: dict[str, npt.NDArray[np.float64]]
-    sets: dict[str, npt.NDArray[np.bool_]]
+    p: dict[str, FloatArray]
+    sets: dict[str, BoolArray]
     errors: dict[str, Exception]
 
     def estimate(self, method: str, metric: str, level: float | None = None) -> Estimate:
@@ -129,14 +129,16 @@ class Comparison:
             self.estimate(method, metric, level)
         return metrics.welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
 
-    def _per_object(self, method: str, metric: str, level: float | None) -> npt.NDArray[np.float64]:
+    def _per_object(self, method: str, metric: str, level: float | None) -> FloatArray:
         """The metric (m,) of each object alone."""
         if level is not None:
             at = int(np.abs(self.levels - level).argmin())
             return metrics.per_object(metrics.mean_size, self.sets[method][:, :, at])
-        if ON_P[metric]:
-            return metrics.per_object(getattr(metrics, metric), self.p[method], self.y, classes=self.classes)
-        return metrics.per_object(getattr(metrics, metric), self.p[method])
+        return metrics.per_object(getattr(metrics, metric), self.p[method], **self._truth(metric))
+
+    def _truth(self, metric: str) -> dict[str, Any]:
+        """The true labels as arguments, if a metric of p-values needs them."""
+        return {"y": self.y, "classes": self.classes} if ON_P[metric] else {}
 
     def to_frame(self) -> Any:
         """The records as a pandas DataFrame with columns method, level, metric, value, se."""
@@ -157,10 +159,9 @@ class Comparison:
         from rich.console import Console
 
         width = shutil.get_terminal_size((120, 24)).columns
-        console = Console(file=io.StringIO(), width=width)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        file = io.StringIO()
+        Console(file=file, width=width).print(self)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     __repr__ = __str__
 
@@ -170,13 +171,14 @@ class Comparison:
         from rich.text import Text
 
         wide = options.update(max_width=10_000)
+
+        def width(groups: list[Group]) -> int:
+            return Measurement.get(console, wide, self._table(groups)).maximum
+
         for groups in ([self._level_group(level) for level in self.levels], self._overall_groups()):
             while groups:
                 count = len(groups)
-                while (
-                    count > 1
-                    and Measurement.get(console, wide, self._table(groups[:count])).maximum > options.max_width
-                ):
+                while count > 1 and width(groups[:count]) > options.max_width:
                     count -= 1
                 yield self._table(groups[:count])
                 yield ""
@@ -221,20 +223,15 @@ class Comparison:
         """Metrics that do not depend on a level, and the gap between classes at the middle one."""
         level = float(self.levels[len(self.levels) // 2])
         heads = {"size_auc": "size AUC", "fuzziness": "fuzziness", "observed_fuzziness": "obs. fuzziness"}
-        groups = [
-            Group("", {head: {k: str(v) for k, v in self._estimates(metric).items()}}) for metric, head in heads.items()
-        ]
-        gap = {k: str(v) for k, v in self._estimates("class_coverage_gap", level).items()}
-        leaving = {k: str(v) if v.value else "0" for k, v in self._estimates("nestedness_violations").items()}
-        seconds = {
-            head: {k: _seconds(v.value) for k, v in self._estimates(f"{head}_seconds").items()}
-            for head in ("fit", "predict")
-        }
+
+        def cells(metric: str, level: float | None = None, show: Callable[[Estimate], str] = str) -> dict[str, str]:
+            return {method: show(found) for method, found in self._estimates(metric, level).items()}
+
         return [
-            *groups,
-            Group(f"{100 * level:g} %", {"class gap": gap}),
-            Group("", {"not nested": leaving}),
-            Group("", seconds),
+            *(Group("", {head: cells(metric)}) for metric, head in heads.items()),
+            Group(f"{100 * level:g} %", {"class gap": cells("class_coverage_gap", level)}),
+            Group("", {"not nested": cells("nestedness_violations", show=lambda n: str(n) if n.value else "0")}),
+            Group("", {head: cells(f"{head}_seconds", show=_seconds) for head in ("fit", "predict")}),
         ]
 
     def _estimates(self, metric: str, level: float | None = None) -> dict[str, Estimate]:
@@ -242,30 +239,26 @@ class Comparison:
         return {name: self.estimate(name, metric, level) for name in self.methods if name not in self.errors}
 
 
-def measure(
-    method: str,
-    p: npt.NDArray[np.float64],
-    sets: npt.NDArray[np.bool_],
-    path: npt.NDArray[np.bool_],
-    y: npt.NDArray[Any],
-    levels: npt.NDArray[np.float64],
-    classes: npt.NDArray[Any],
-) -> list[Record]:
-    """Records of a method from its p (m, C), its sets (m, C, L) at the levels, and its sets (m, C, G) at a grid of them."""
-    records = []
-    for k, level in enumerate(levels.tolist()):
+def add_method(
+    out: Comparison, method: str, p: FloatArray, sets: BoolArray, path: BoolArray, seconds: dict[str, float]
+) -> None:
+    """Add a method by its p (m, C), its sets (m, C, L) at the levels, its sets (m, C, G) at a grid of levels, and its times."""
+    y, classes = out.y, out.classes
+    for k, level in enumerate(out.levels.tolist()):
         at = sets[:, :, k]
         gap = metrics.class_coverage_gap(at, y, level, classes)
         found = {"coverage": metrics.coverage(at, y, classes), "mean_size": metrics.mean_size(at),
                  "class_coverage_gap": gap.mean, "worst_class_coverage_gap": gap.worst}  # fmt: skip
         by_label = metrics.class_coverage(at, y, classes)
         found |= {f"class_coverage[{label}]": estimate for label, estimate in by_label.items()}
-        records += [Record(method, level, name, *estimate) for name, estimate in found.items()]
-    overall = {name: getattr(metrics, name)(p, *([y, classes] if truth else [])) for name, truth in ON_P.items()}
+        out.records.extend(Record(method, level, name, *estimate) for name, estimate in found.items())
+    overall = {name: getattr(metrics, name)(p, **out._truth(name)) for name in ON_P}
     overall["nestedness_violations"] = metrics.nestedness_violations(path)
-    return [*records, *(Record(method, NOT_MEASURED, name, *estimate) for name, estimate in overall.items())]
+    overall |= {name: Estimate(value, NOT_MEASURED) for name, value in seconds.items()}
+    out.records.extend(Record(method, NOT_MEASURED, name, *estimate) for name, estimate in overall.items())
+    out.p[method], out.sets[method] = p, sets
 
 
-def _seconds(time: float) -> str:
+def _seconds(time: Estimate) -> str:
     """A time in seconds or milliseconds."""
-    return f"{time:.3g} s" if time >= 0.1 else f"{1e3 * time:.3g} ms"
+    return f"{time.value:.3g} s" if time.value >= 0.1 else f"{1e3 * time.value:.3g} ms"

@@ -104,7 +104,7 @@ class Rows(NamedTuple):
 
 def rows_at(rows: Any, shown: npt.NDArray[np.intp], names: Sequence[Any] | None, max_features: int = 60) -> Rows:
     """The rows `shown` of a DataFrame or array (m, d), and at most `max_features` of their columns."""
-    own = getattr(rows, "columns", None)
+    given = getattr(rows, "columns", None) if names is None else names
     values = np.asarray(rows, dtype=object)
     # Texts are rows of one column.
     if values.ndim == 1:
@@ -112,7 +112,6 @@ def rows_at(rows: Any, shown: npt.NDArray[np.intp], names: Sequence[Any] | None,
     if values.ndim != 2:
         raise ValueError(f"rows must have shape (m, d), got {values.shape}; give pictures as images.")
     d = values.shape[1]
-    given = own if names is None else names
     names = [f"x{j}" for j in range(d)] if given is None else list(given)
     if len(names) != d:
         raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(names)}.")

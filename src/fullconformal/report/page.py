@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics.estimates import encode, mean
+from fullconformal.metrics.estimates import FloatArray, encode, mean
 from fullconformal.report.objects import Sheet, rows_at, sheet
 from fullconformal.report.plots import COLOURS, STYLES
 from fullconformal.runtime.files import finished_or_nothing
 from fullconformal.sets import check_levels, check_p, members, prediction_sets
 
-FloatArray = npt.NDArray[np.float64]
 # Positions of labels or objects.
 Codes = npt.NDArray[np.intp]
 

@@ -67,12 +67,12 @@ def plot_calibration(
     'coverage'
     """
     ax = _axes(ax)
-    grid = np.linspace(0.5, 0.999, 200) if levels is None else check_levels(levels)
+    grid, m = np.linspace(0.5, 0.999, 200) if levels is None else check_levels(levels), len(np.asarray(y))
     ax.plot([grid.min(), 1], [grid.min(), 1], color=GREY, lw=1, ls=":", label="confidence level")
     for (name, values), (colour, style) in zip(p.items(), _line_styles(), strict=False):
-        counts = [_covered(values, y, classes, level) for level in grid]
-        ax.plot(grid, [covered / of for covered, of in counts], color=colour, label=name, lw=1.8, ls=style)
-        low, high = np.transpose([wilson(covered, of) for covered, of in counts])
+        share = [metrics.coverage(prediction_sets(values, level), y, classes).value for level in grid]
+        ax.plot(grid, share, color=colour, label=name, lw=1.8, ls=style)
+        low, high = np.transpose([wilson(round(q * m), m) for q in share])
         ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
     ax.set(xlabel="confidence level", ylabel="coverage", xlim=(grid.min(), 1), ylim=(None, 1.002))
     _in_percent(ax.xaxis, ax.yaxis)
@@ -176,12 +176,6 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 def _line_styles() -> Iterator[tuple[str, str]]:
     """Colours and styles of lines, without end: every colour solid, then dashed, then dash-dotted."""
     return cycle((colour, style) for style in STYLES for colour in COLOURS)
-
-
-def _covered(p: npt.ArrayLike, y: npt.ArrayLike, classes: Labels, level: float) -> tuple[int, int]:
-    """Number of the sets that hold the true label, and number of sets."""
-    sets = prediction_sets(p, level)
-    return round(metrics.coverage(sets, y, classes).value * len(sets)), len(sets)
 
 
 def _in_percent(*axes: Any) -> None:

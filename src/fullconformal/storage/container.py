@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fullconformal.runtime.files import finished_or_nothing
 
-FORMAT, VERSION = "fullconformal", 1
+FORMAT, VERSION = "fullconformal", 2
 LARGEST_TEXT = 2**24  # bytes of JSON; what it unpacks to is bounded by it
 REMEDY = "Copy the file again, or save the predictor again."
 
@@ -69,6 +69,10 @@ def check_header(path: Path | str, header: Mapping[str, str]) -> None:
     version = header.get("version", "")
     if not (version.isascii() and version.isdigit() and len(version) < 10):
         raise StorageError(f"{path} says format version {version[:20]!r}, which is none. {REMEDY}")
+    if int(version) < VERSION:
+        raise StorageError(
+            f"{path} has format version {version}, of an earlier fullconformal, which this one no longer reads: fit and save again."
+        )
     if int(version) > VERSION:
         raise StorageError(
             f"{path} has format version {version}, this fullconformal reads up to {VERSION}: upgrade fullconformal."

@@ -1,56 +1,45 @@
-"""`fullconformal fit`: from a table to a saved predictor; and which classifier and method suit a table."""
+"""`fullconformal fit` and `fullconformal compare`: train on a table; and which classifier and method suit it."""
 
 from __future__ import annotations
 
+import shlex
 import time
 import warnings
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fullconformal.cli.tables import (
-    LEVEL,
-    Printer,
-    check_output,
-    drop_option,
-    file_size,
-    find_local_modules,
-    json_option,
-    missing_option,
-    model_option,
-    quiet_option,
-    read_training,
-    seed_option,
-)
+from fullconformal.cli import tables
+from fullconformal.cli.schema import TableError, encoder, listed
+from fullconformal.cli.tables import LEVEL, PATH, Printer
 
 
 @click.command()
-@click.argument("table", type=click.Path(path_type=Path))
+@click.argument("table", type=PATH)
 @click.option("--target", required=True, help="The column to predict.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The file to save the predictor in.")
-@model_option
+@click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
+@tables.model_option
 @click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact"]), default="auto", show_default=True,
               help="The method of full CP; auto takes an exactly valid one if it is fast enough.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
-@drop_option
-@missing_option
-@seed_option
-@quiet_option
-@json_option
+@tables.drop_option
+@tables.missing_option
+@tables.seed_option
+@tables.quiet_option
+@tables.json_option
 def fit(
     table: Path, target: str, out: Path, model: str, method: str, confidence: float, class_conditional: bool,
     drop: tuple[str, ...], drop_missing: bool, seed: int, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit a predictor to all rows of TABLE (CSV or Parquet) and save it."""
-    from fullconformal.table import listed, quoted
-
-    check_output(out, table)
+    tables.check_output(out, table)
     check_model(model)
     printer = Printer(quiet, as_json)
-    schema, X, y = read_training(table, target, drop, drop_missing, printer)
+    schema, X, y = tables.read_training(table, target, drop, drop_missing, printer)
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
     printer.say(
         f"{table.name}: {len(y):,} rows, {len(schema.numbers)} numeric and {len(schema.categories)} categorical columns; {target!r} has "
@@ -75,23 +64,95 @@ def fit(
     seconds = time.perf_counter() - start
     printer.say(f"method {clf.method_}: {'; '.join(reasons)}" if reasons else f"method {clf.method_}")
     factory = None if model in ("lr", "mlp") else model
-    notes = {"table": schema.as_json(), "source": table.name, "class_sizes": sizes, "model": model}
+    notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
     save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
     printer.json({
         "rows": len(y), "method": clf.method_, "model": model, "confidence_level": confidence, "classes": sizes,
-        **schema.as_json(), "seconds": round(seconds, 3), "out": str(out),
+        **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
     })  # fmt: skip
-    printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({file_size(out)})")
+    printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
     if clf.method_ == "influence" and (problems := clf.diagnose().warnings):
         for text in problems:
             printer.note(f"{text}.")
         printer.note(
-            f"`fullconformal compare {table} --target {quoted(target)}` measures the coverage on held-out rows."
+            f"`fullconformal compare {table} --target {shlex.quote(target)}` measures the coverage on held-out rows."
         )
+    printer.say(f"\nnext: fullconformal predict {out} NEW.csv -o sets.csv{f' --model {model}' if factory else ''}")
+
+
+@click.command()
+@click.argument("table", type=PATH, metavar="TABLE|digits")
+@click.option("--target", default=None, help="The column to predict.")
+@click.option("-o", "--out", type=PATH, default=None,
+              help="A file for all figures, one per row: .csv or .parquet, or - for standard output.")  # fmt: skip
+@tables.model_option
+@click.option("--confidence", type=LEVEL, multiple=True, default=(0.8, 0.9, 0.95), show_default=True,
+              help="A confidence level; can be repeated.")  # fmt: skip
+@click.option("--test-size", type=LEVEL, default=0.25, show_default=True, help="Share of the rows to predict.")
+@tables.drop_option
+@tables.missing_option
+@tables.seed_option
+@tables.quiet_option
+@tables.json_option
+def compare(
+    table: Path, target: str | None, out: Path | None, model: str, confidence: tuple[float, ...], test_size: float,
+    drop: tuple[str, ...], drop_missing: bool, seed: int, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Fit full CP and other methods to one part of TABLE (CSV or Parquet), and measure their sets on the rest.
+
+    `fullconformal compare digits` uses the images of digits that come with scikit-learn.
+    """
+    check_model(model)
+    if out is not None:
+        tables.check_output(out, table)
+    printer = Printer(quiet, as_json, out)
+    if str(table) == "digits" and not table.exists():
+        from fullconformal.data import load_digits
+
+        digits = load_digits(test_size, seed)
+        X, X_test, y, y_test = digits.X, digits.X_test, digits.y, digits.y_test
+        estimator = make_classifier(model, 64, 10, seed)
+    elif target is None:
+        raise ValueError("name the column to predict: --target COLUMN")
+    else:
+        schema, objects, labels = tables.read_training(table, target, drop, drop_missing, printer)
+        X, X_test, y, y_test = split(objects, labels, test_size, seed, target)
+        estimator = make_pipeline(model, schema, X, y, seed)
     printer.say(
-        f"\nnext: fullconformal predict {out} NEW.csv -o sets.csv"
-        + (f" --model {model}" if factory is not None else "")
+        f"{table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict, {len(set(y.tolist()))} classes\n"
     )
+
+    from fullconformal import compare as compare_methods
+
+    with printer.warnings_as_notes():
+        comparison = compare_methods(
+            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
+            verbose=printer.verbose,
+        )  # fmt: skip
+    frame = comparison.to_frame()
+    if out is not None:
+        tables.write_table(frame, out)
+    # A missing number, which is not equal to itself, is null in JSON.
+    printer.json([{k: None if v != v else v for k, v in row.items()} for row in frame.to_dict(orient="records")])
+    printer.say(comparison)
+    if quiet or as_json:
+        # Otherwise the table shows them.
+        for name, error in comparison.errors.items():
+            click.echo(f"{name} failed: {type(error).__name__}: {error}", err=True)
+    if out is not None and not printer.to_stderr:
+        printer.say(f"\nall figures: {out}")
+
+
+def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:
+    """Training and test objects, training and test labels, drawn at random."""
+    from sklearn.model_selection import train_test_split
+
+    parts = train_test_split(X, y, test_size=test_size, random_state=seed)
+    if set(parts[2].tolist()) != set(y.tolist()):
+        raise TableError(
+            f"a class of {target!r} has too few rows to be in both parts; leave it out, or lower --test-size."
+        )
+    return parts
 
 
 def check_model(model: str) -> None:
@@ -115,15 +176,13 @@ def make_classifier(model: str, n_features: int, n_classes: int, seed: int) -> A
         return mlp(n_features, (32,), n_classes)
     from fullconformal.storage.modules import Factory
 
-    find_local_modules()
+    tables.find_local_modules()
     return Factory(model)()
 
 
 def make_pipeline(model: str, schema: Any, X: Any, y: Any, seed: int) -> Any:
     """A Pipeline of an encoder, fitted to the table X, and the classifier that the option --model names."""
     from sklearn.pipeline import make_pipeline
-
-    from fullconformal.table import encoder
 
     encode = encoder(schema).fit(X)
     n_features = encode.transform(X[:1]).shape[1]

@@ -1,22 +1,17 @@
-"""Tables of numbers and categories: reading them, finding out what their columns hold, encoding them with scikit-learn."""
+"""What the columns of a table hold: numbers, categories, the target; and their encoder for scikit-learn."""
 
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from pandas.api import types
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
 # A column may have this many different words however few its rows, and so many categories get a column of their own.
 MAX_CATEGORIES = 100
 # More different numbers than this are a quantity, or number the rows; fewer may be codes.
@@ -25,67 +20,6 @@ MAX_CODES = 10
 
 class TableError(ValueError):
     """A table cannot be read, or lacks something that is needed."""
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet by its name."""
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
-def read_table(path: Path | str, text: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of a Parquet or CSV file (which may be compressed: .gz, .zip, ...); columns in `text` are read as text."""
-    path = Path(path)
-    if path.is_dir():
-        raise TableError(f"{path} is a folder; give a CSV or Parquet file.")
-    try:
-        if is_parquet(path):
-            frame = pd.read_parquet(path)
-        else:
-            check_first_line(path)
-            dtypes = dict.fromkeys(text, "str")
-            frame = pd.read_csv(path, dtype=dtypes, na_values=MISSING, keep_default_na=False, low_memory=False)
-    except FileNotFoundError as error:
-        raise TableError(f"{path}: there is no such file.") from error
-    except ImportError as error:
-        raise TableError(f"{path}: Parquet needs pyarrow; pip install pyarrow, or give a CSV file.") from error
-    except TableError:
-        raise
-    except pd.errors.EmptyDataError as error:
-        raise TableError(f"{path} is empty; the first line must name the columns.") from error
-    except UnicodeDecodeError as error:
-        raise TableError(
-            f"{path} cannot be read as a table: it is not in UTF-8. Save it as 'CSV UTF-8', or convert it (iconv -f latin1 -t utf-8)."
-        ) from error
-    except Exception as error:
-        # Of many types: not text, an open quote, not a Parquet file, not a gzip file.
-        raise TableError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
-    frame.columns = [str(name) for name in frame.columns]
-    if any("\0" in name for name in frame.columns):
-        raise TableError(f"{path} cannot be read as a table: it is not text.")
-    if frame.empty:
-        raise TableError(f"{path} has no rows.")
-    # pandas takes the first fields of longer rows for an index, which shifts the names.
-    if not is_parquet(path) and not frame.index.equals(pd.RangeIndex(len(frame))):
-        raise TableError(
-            f"{path}: its rows have more fields than its first line has names; name every column, and do not end lines with a comma."
-        )
-    return frame
-
-
-def check_first_line(path: Path) -> None:
-    """Raise if the first line of a CSV file has another separator than commas, or names a column twice."""
-    # A pipe can be read only once.
-    if not path.is_file():
-        return
-    line = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
-    if any("\0" in name for name in line):
-        raise TableError(f"{path} cannot be read as a table: it is not text.")
-    other = next((mark for mark in (";", "\t", "|") if mark in line[0]), None)
-    if other and len(line) == 1:
-        raise TableError(f"{path} separates its columns by {other!r}; use commas, and decimal points in numbers.")
-    twice = line[line.duplicated() & (line != "")].unique().tolist()
-    if twice:
-        raise TableError(f"{path} has more than one column named {listed(twice)}; give each its own name.")
 
 
 @dataclass(frozen=True)
@@ -116,17 +50,17 @@ class Schema:
             elif is_number(column):
                 numbers.append(str(name))
             elif kind := unusable(column):
-                words = listed(stray_words(column))
-                hint = (
-                    f", numbers except for {words}: correct or clear these cells if it is a quantity" if words else ""
-                )
-                refused[str(name)] = kind + hint
+                refused[str(name)] = kind
+                if words := listed(stray_words(column)):
+                    refused[str(name)] += (
+                        f", numbers except for {words}: correct or clear these cells if it is a quantity"
+                    )
             else:
                 categories.append(str(name))
         # All of them at once, so that one more try is enough.
         if refused:
             found = "; ".join(f"the column {name!r} holds {kind}" for name, kind in refused.items())
-            options = " ".join(f"--drop {quoted(name)}" for name in refused)
+            options = " ".join(f"--drop {shlex.quote(name)}" for name in refused)
             raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
             raise TableError(f"there is no column to predict from besides the target {target!r}.")
@@ -141,10 +75,6 @@ class Schema:
             if all(isinstance(value, list) for value in lists) and all(isinstance(name, str) for name in names):
                 return cls(**values)
         raise TableError("the description of the table's columns is missing or invalid.")
-
-    def as_json(self) -> dict[str, Any]:
-        """The schema as JSON."""
-        return asdict(self)
 
     def objects(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The columns that are used, numbers as float64 and categories as text; others are ignored, in any order."""
@@ -184,17 +114,21 @@ class Schema:
         return words
 
 
-def encoder(schema: Schema) -> ColumnTransformer:
+def encoder(schema: Schema) -> Any:
     """Standardise numbers, fill in and mark missing ones; give each frequent category a column, missing values too."""
+    # Here, so that --help and errors in the table do not wait for scikit-learn.
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     categories = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=MAX_CATEGORIES, sparse_output=False)
     parts = [("numbers", numbers, schema.numbers), ("categories", categories, schema.categories)]
     return ColumnTransformer([part for part in parts if part[2]])
 
 
-def unseen_categories(
-    fitted: ColumnTransformer, schema: Schema, objects: pd.DataFrame
-) -> dict[str, tuple[int, list[str]]]:
+def unseen_categories(fitted: Any, schema: Schema, objects: pd.DataFrame) -> dict[str, tuple[int, list[str]]]:
     """By column, the number of rows whose category is unknown to the fitted encoder, and a few of these categories."""
     out: dict[str, tuple[int, list[str]]] = {}
     if not schema.categories:
@@ -287,8 +221,3 @@ def listed(names: Sequence[str], most: int = 8, show: Callable[[str], str] = rep
     """Names separated by commas; if there are many, the first ones and the number of the others."""
     few = ", ".join(map(show, names[:most]))
     return few if len(names) <= most else f"{few} and {len(names) - most} more"
-
-
-def quoted(name: str) -> str:
-    """A name as it is typed on the command line."""
-    return name if name.isidentifier() else f"'{name}'"
