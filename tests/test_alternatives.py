@@ -138,6 +138,43 @@ def test_bad_data(method, data, labels, message):
         method(Explodes()).fit(data, labels)
 
 
+class Interrupted(GaussianNB):
+    """Knows four columns; in a fit to others somebody presses Ctrl-C."""
+
+    def fit(self, X, y, sample_weight=None):
+        if np.shape(X)[1] != 4:
+            raise KeyboardInterrupt
+        return super().fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "clf",
+    [FullConformalClassifier(Interrupted(), method="exact"), *(method(Interrupted()) for method in METHODS)],
+    ids=lambda clf: type(clf).__name__,
+)
+def test_a_fit_that_fails_leaves_the_earlier_one(clf):
+    clf = clone(clf).set_params(random_state=0)
+    table, other = (pd.DataFrame(values).add_prefix("f") for values in (X, np.hstack([X, X])))
+    names = np.array(["one", "two", "three", "four"])[np.arange(60) % 4]
+    new = clone(clf)
+    with pytest.raises(KeyboardInterrupt):
+        new.fit(other, names)
+    with pytest.raises(NotFittedError):
+        new.predict_epsilon(table)
+    p, before = clf.fit(table, Y).predict_epsilon(table[:2]), dict(vars(clf))
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(other, names)
+    assert vars(clf).keys() == before.keys() and all(vars(clf)[name] is value for name, value in before.items())
+    assert np.array_equal(clf.predict_epsilon(table[:2]), p)
+
+
+def test_nothing_of_an_earlier_fit_is_left():
+    clf = SplitConformalClassifier(conformity_score="raps", random_state=0).fit(pd.DataFrame(X).add_prefix("f"), Y)
+    assert hasattr(clf, "k_reg_") and hasattr(clf, "feature_names_in_")
+    clf.set_params(conformity_score="lac").fit(X, Y)
+    assert not hasattr(clf, "k_reg_") and not hasattr(clf, "feature_names_in_")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_estimators_without_probabilities_are_refused(method):
     with pytest.raises(TypeError, match=r"RidgeClassifier has no predict_proba.*CalibratedClassifierCV"):
@@ -176,7 +213,7 @@ def test_a_prefit_model_must_be_fitted_and_know_the_labels():
         SplitConformalClassifier(prefit=True).fit(X, Y)
     with pytest.raises(NotFittedError):
         SplitConformalClassifier(LogisticRegression(), prefit=True).fit(X, Y)
-    with pytest.raises(ValueError, match=r"does not know: \[2\]; its classes are \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"does not know: \[2\]; the classes are \[0, 1\]"):
         SplitConformalClassifier(LogisticRegression().fit(X[Y < 2], Y[Y < 2]), prefit=True).fit(X, Y)
 
 

@@ -11,18 +11,8 @@ from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import CurvatureError, smallest_eigenvalue
-from fullconformal.curvature.dense import (
-    MANY,
-    SMALL,
-    DenseFactor,
-    factorise,
-    inverse_triangular,
-    meeting_and_idle,
-    times_triangular,
-)
-from fullconformal.curvature.linear import PORTION, linear_curvature
-from fullconformal.curvature.structured import add_gram
-from fullconformal.influence.prepared import rounding
+from fullconformal.curvature.dense import DenseFactor, factorise, inverse_triangular, times_triangular
+from fullconformal.curvature.structured import add_gram, linear_curvature
 from fullconformal.models import linear
 from fullconformal.problem import Problem, flat, in_contrasts
 
@@ -95,21 +85,19 @@ def test_every_factor_is_a_symmetric_inverse(name, curvature, damping):
     factor = CURVATURES[curvature](damping).factor(problem)
     inverse = factor.solve(torch.eye(problem.p, dtype=torch.float64))
     values = 1 / torch.linalg.eigvalsh((inverse + inverse.T) / 2).flip(0)
-    # Rounding, or what conjugate gradients were asked for, in the norm of 𝓗: √κ more in the ordinary one.
-    tol = (1e-13 + factor.accuracy) * problem.p * values[-1] / values[0]
+    tol = 1e-13 * problem.p * values[-1] / values[0]
     assert (inverse - inverse.T).abs().max() < tol * inverse.abs().max()
     assert factor.positive_definite and values[0] >= factor.floor * (1 - tol)
     assert factor.floor == pytest.approx(2.0 + problem.n * (damping or 0.0))
     assert factor.damping == (damping or 0.0)
-    assert factor.nbytes > 0 and factor.flops > 0
+    assert factor.nbytes > 0
     G = flat(problem.gradients(X, y))
     solved = factor.solve(G)
     assert (solved - G @ inverse).abs().max() < tol * solved.abs().max()
     influence, kept = factor.influence(G)
     assert (influence - (solved * G).sum(1)).abs().max() < tol * influence.max()
-    assert (factor.solved(kept) - solved).abs().max() < tol * solved.abs().max()
-    if factor.has_half:
-        assert (factor.half(G) @ factor.half(G).T - solved @ G.T).abs().max() < tol * influence.max()
+    assert (factor.back(kept) - solved).abs().max() < tol * solved.abs().max()
+    assert (factor.half(G) @ factor.half(G).T - solved @ G.T).abs().max() < tol * influence.max()
 
 
 @pytest.mark.parametrize("curvature", CURVATURES)
@@ -173,8 +161,8 @@ def test_the_gauge_is_fixed_without_changing_any_product():
 
 @pytest.mark.parametrize("damping", [None, 0.3, 0.0])
 @pytest.mark.parametrize("unpenalised", [False, True])
-def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpenalised):
-    """Inputs that are always zero and a dead unit, against the inverse written out; rows that are no gradients meet them too."""
+def test_parameters_that_meet_no_other(damping, unpenalised):
+    """Inputs that are always zero and a dead unit, which nothing may penalise, against the inverse written out."""
     generator = torch.Generator().manual_seed(3)
     p, idle = 200, torch.randperm(200, generator=generator)[:30]
     B = torch.randn(300, p, dtype=torch.float64, generator=generator)
@@ -188,17 +176,13 @@ def test_parameters_that_meet_no_other_are_left_out_of_the_factor(damping, unpen
             factorise(H, 300, damping, 0.0, torch.float64)
         return
     factor = factorise(H.clone(), 300, damping, 0.0, torch.float64)
-    assert (
-        len(factor.matrix) == p - 30
-        and factor.positive_definite
-        and (factor.damping == 0) == (not damping and not unpenalised)
-    )
+    assert factor.positive_definite and (factor.damping == 0) == (not damping and not unpenalised)
     H.diagonal().add_(300 * factor.damping)
     tol = 1e-14 * p * torch.linalg.cond(H) * torch.linalg.inv(H).abs().max()
     assert (factor.solve(V) - V @ torch.linalg.inv(H)).abs().max() < tol
     s, kept = factor.influence(V)
     assert (s - (V @ torch.linalg.inv(H) * V).sum(1)).abs().max() < tol * p
-    assert (factor.solved(kept) - factor.solve(V)).abs().max() == 0
+    assert (factor.back(kept) - factor.solve(V)).abs().max() == 0
     smallest, rounding = torch.linalg.eigvalsh(H)[0], 1e-15 * p * torch.linalg.matrix_norm(H, 2)
     assert smallest - rounding <= smallest_eigenvalue(factor.solve, V[0]) <= 1.1 * smallest + rounding
     assert factor.floor <= smallest + rounding
@@ -224,23 +208,7 @@ def test_the_floor_allows_for_the_rounding_of_the_matrix(dtype):
     assert below
 
 
-@pytest.mark.parametrize("largest", ["idle", "meeting"])
-@pytest.mark.parametrize("number", [24, 25, 26, 100, 199, 200])
-def test_idle_parameters_are_found_whatever_row_is_the_largest(largest, number):
-    """By definition: no other entry in their rows. One in eight of 200 is 25."""
-    generator = torch.Generator().manual_seed(number)
-    where = torch.randperm(200, generator=generator)
-    B = torch.randn(300, 200, dtype=torch.float64, generator=generator)
-    B[:, where[:number]] = 0
-    H = B.T @ B + torch.eye(200)
-    H[(at := where[0 if largest == "idle" else -1]), at] = 1e6
-    meeting, idle = meeting_and_idle(H)
-    alone = ((H - torch.diag(H.diagonal())) == 0).all(1)
-    expected = alone if 25 <= int(alone.sum()) < 200 else torch.zeros(200, dtype=torch.bool)
-    assert torch.equal(idle, expected.nonzero()[:, 0]) and torch.equal(meeting, (~expected).nonzero()[:, 0])
-
-
-@pytest.mark.parametrize("p", [SMALL, SMALL + 1, 300])
+@pytest.mark.parametrize("p", [128, 129, 300])
 @pytest.mark.parametrize("k", [1, 999, 2100])
 def test_products_with_triangular_matrices_are_those_with_whole_ones(k, p):
     generator = torch.Generator().manual_seed(0)
@@ -250,13 +218,13 @@ def test_products_with_triangular_matrices_are_those_with_whole_ones(k, p):
     assert (times_triangular(rows, M) - rows @ M.mT).abs().max() < p * torch.finfo(torch.float64).eps * 20
 
 
-@pytest.mark.parametrize("n", [MANY * 200 - 1, MANY * 200])
-def test_with_many_points_a_parameter_the_factor_is_an_inverse_and_solves_the_same(n):
+@pytest.mark.parametrize(("n", "inverted"), [(1000, False), (2000, True)])
+def test_with_many_points_a_parameter_the_factor_is_an_inverse_and_solves_the_same(n, inverted):
     generator = torch.Generator().manual_seed(0)
     B, V = (torch.randn(size, 200, dtype=torch.float64, generator=generator) for size in (300, 5))
     H = B.T @ B + torch.eye(200, dtype=torch.float64)
     factor = factorise(H.clone(), n, None, 1.0, torch.float64)
-    assert factor.inverted == (n == MANY * 200)
+    assert factor.inverted == inverted
     solution = torch.linalg.solve(H, V.T).T
     tol = 200 * torch.finfo(torch.float64).eps * torch.linalg.cond(H) * solution.abs().max()
     assert (factor.solve(V) - solution).abs().max() < tol
@@ -294,7 +262,7 @@ def test_the_curvature_of_outputs_that_a_fixed_layer_turns_into_logits(o, n_clas
     """Fewer outputs than contrasts, as many, as many as classes, more; few classes and many; portions that are not full."""
     generator = torch.Generator().manual_seed(o)
     model = nn.Sequential(nn.Linear(3, o), nn.Linear(o, n_classes).requires_grad_(False)).double()
-    n = 40 if chunk == 7 else PORTION + 100
+    n = 40 if chunk == 7 else 1124
     X = torch.randn(n, 3, dtype=torch.float64, generator=generator)
     problem = Problem(model, X, torch.randint(n_classes, (n,), generator=generator), 0.3, chunk=chunk)
     found, exact = linear_curvature(problem), torch.func.hessian(problem.value)(problem.theta)
@@ -357,4 +325,5 @@ def test_the_dual_of_a_float32_model_is_as_good_as_its_gradients(l2):
         CURVATURES["dual"]().factor(problem).influence(flat(problem.gradients(problem.X, y)))[0]
         for problem in (single, double)
     )
-    assert ((found - exact).abs() <= rounding(single.p, torch.finfo(torch.float32).eps) * exact).all()
+    # Sums of p products of numbers that are rounded themselves.
+    assert ((found - exact).abs() <= 32 * single.p**0.5 * torch.finfo(torch.float32).eps * exact).all()

@@ -55,7 +55,7 @@ def literal_p(clf, X, q=1.0, approximation="direct"):
     penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
     oracle = Oracle(problem.model, problem.X, problem.y, penalty)
     objects = torch.as_tensor(X).to(problem.X)
-    return algorithm_2(oracle, oracle.ggn(), clf._fitted.training.factor.damping, objects, q, approximation)[0]
+    return algorithm_2(oracle, oracle.ggn(), clf._fitted.prepared.factor.damping, objects, q, approximation)[0]
 
 
 @pytest.mark.parametrize("data", ["two", "three"])
@@ -248,7 +248,7 @@ def test_sets_are_nested_and_levels_may_be_many(three):
 def test_leverages_are_those_of_the_matrices(two, three):
     """Two classes: the largest eigenvalue of SA. More: below it."""
     for data, exact in ((two, True), (three, False)):
-        training = FullConformalClassifier(method="influence").fit(*data[:2])._fitted.training
+        training = FullConformalClassifier(method="influence").fit(*data[:2])._fitted.prepared
         f, J = training.problem.jacobian(training.problem.X)
         A = flat(J) @ training.factor.solve(flat(J).flatten(0, 1)).view_as(flat(J)).mT
         top = torch.linalg.eigvals(SOFTMAX.curvature(f) @ A).real.amax(1)

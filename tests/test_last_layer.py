@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from fullconformal.curvature.base import CurvatureError
-from fullconformal.last_layer import counts as layer_counts
-from fullconformal.last_layer.bag import Collector, kronecker_factors
-from fullconformal.last_layer.counts import last_layer_counts
+from fullconformal.last_layer.bag import Collector, kronecker_factors, last_layer_counts
 
 SCHEMES = [0.0, 0.5, 1.0]
 PENALTIES = {"none": (0.0, 0.0), "all": (0.05, 0.05), "bias free": (0.05, 0.0), "bias only": (0.0, 0.1)}
@@ -116,13 +114,14 @@ def test_what_is_added_to_the_factors_multiplies_to_the_penalty():
 
 @pytest.mark.parametrize("q", SCHEMES)
 @pytest.mark.parametrize("sorted_for", [0.0, 1.0])
-def test_pruning_changes_nothing_whatever_the_points_are_sorted_for(monkeypatch, q, sorted_for):
-    monkeypatch.setattr(layer_counts, "CHUNK", 128)
+def test_pruning_changes_nothing_whatever_the_points_are_sorted_for(q, sorted_for):
     W, phi, logits, y, phi_x, logits_x = draw(1000, m=40, d=6, n_classes=7)
     bag = bag_of(W, phi, logits, y, q=sorted_for, dtype=torch.float32)
     w = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()
     for weights in (None, w):
-        pruned, full = (last_layer_counts(bag, phi_x, logits_x, q, weights, prune=prune) for prune in (True, False))
+        pruned, full = (
+            last_layer_counts(bag, phi_x, logits_x, q, weights, prune=prune, chunk=128) for prune in (True, False)
+        )
         assert pruned.touched < 0.5 < 1.0 <= full.touched
         assert np.abs(pruned.greater - full.greater).max() < 1e-9
         assert np.abs(pruned.equal - full.equal).max() < 1e-9

@@ -11,8 +11,8 @@ from benchmarks import house
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "metrics", "conformity"]
-CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "linear", "structured", "layers", "kronecker")]
-METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "probability")]
+CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
+METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting")]
 BELOW_METHODS = [
     *ARRAYS,
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
@@ -25,10 +25,10 @@ ESTIMATORS = {f"estimators.{name}" for name in ("full", "split", "cross", "jackk
 LAYERS = {
     "pvalues": [],
     "sets": [],
-    "conformity": [],
     "metrics": ["sets", "metrics"],
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],
+    "conformity": ["storage"],
     "losses": ["losses"],
     "data": ["data"],
     "problem": ["problem", "losses", "runtime"],
@@ -46,7 +46,8 @@ LAYERS = {
     "methods": [*BELOW_METHODS, *METHOD_PARTS],
     "methods.base": BELOW_METHODS,
     "methods.fitting": [*BELOW_METHODS, "methods.base"],
-    "methods.probability": [*BELOW_METHODS, "methods.base", "methods.fitting"],
+    # The whole GGN of a streamed last layer is influence on its features.
+    "methods.last_layer": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
     "methods.select": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],

@@ -64,6 +64,31 @@ def test_auto_takes_symmetric_where_the_fit_is_convex():
     assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, head="auto").fit(X, y).method_ == "symmetric"
 
 
+@pytest.mark.parametrize(
+    ("estimator", "options", "method", "reason"),
+    [
+        (KNeighborsClassifier(3), {}, "exact", "KNeighborsClassifier has exact scores without refits"),
+        (KernelDensityClassifier(), {"method": "exact"}, "exact", "KernelDensityClassifier has exact scores without refits"),
+        (None, {"method": "exact"}, "exact", "the fit of the built-in regression is convex"),
+        (GaussianNB(), {"method": "exact"}, "exact", "GaussianNB has no faster way to exact scores than refits"),
+        (None, {}, "symmetric", "the fit of the built-in regression is convex, so symmetric scores are exactly valid"),
+        (LogisticRegression(), {"damping": 0.1}, "influence", "an option of influence was given"),
+        (LogisticRegression(), {"method": "influence"}, "influence", "LogisticRegression has a loss and gradients"),
+        (mlp(4, (3,), 3), {"max_epochs": 2}, "influence", "Sequential has a loss and gradients"),
+        (mlp(4, (3,), 3), {"max_epochs": 2, "head": "auto"}, "symmetric", "the fit of Sequential is convex"),
+        (
+            mlp(4, (3,), 3), {"max_epochs": 2, "curvature": "last_layer_kron"}, "influence",
+            "curvature='last_layer_kron' is of the last layer alone",
+        ),
+    ],
+)  # fmt: skip
+def test_the_method_and_its_reason_are_told(estimator, options, method, reason, capsys):
+    X, y, *_ = data(3)
+    clf = FullConformalClassifier(estimator, verbose=1, **options).fit(X, y)
+    assert clf.method_ == method and clf.method_reason_.startswith(reason)
+    assert f"method {method}: {clf.method_reason_}" in capsys.readouterr().out
+
+
 def test_what_is_not_convex_is_refused_with_the_ways_on():
     X, y, *_ = data(3)
     for estimator in (mlp(4, (3,), 3), MLPClassifier((3,))):
@@ -138,7 +163,10 @@ def test_recalibrated_p_values_are_the_definition(class_conditional):
         clf.set_params(scheme="ordinary").predict_p(Xt)
     with pytest.raises(ValueError, match=r"y holds labels unseen in training: \[9\]"):
         clf.recalibrate(Xt[:2], [0, 9])
-    assert np.array_equal(clf.fit(X, y).set_params(scheme="deleted").predict_p(Xt), raw)  # fit forgets
+    with pytest.raises(ValueError, match="features"):
+        clf.recalibrate(Xt[:2, :3], yt[:2])
+    assert np.array_equal(clf.set_params(scheme="deleted").predict_p(Xt[50:]), p)  # what fails leaves what was
+    assert np.array_equal(clf.fit(X, y).predict_p(Xt), raw)  # fit forgets
 
 
 def test_recalibration_mends_an_overfitted_network():

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.neighbors import KernelDensity as ScikitKernelDensity
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from fullconformal import FullConformalClassifier
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier
 from fullconformal.pvalues import comparison_weight
@@ -160,7 +162,7 @@ def test_memory_and_progress_change_nothing(kind):
     X, y, X_test = rng.normal(size=(300, 2)), rng.integers(3, size=300), rng.normal(size=(9, 2))
     whole = kind.fit(X, y, 3).counts(X_test)
     seen = []
-    parts = kind.fit(X, y, 3, memory_budget=1).counts(X_test, None, lambda *done: seen.append(done), memory_budget=1)
+    parts = kind.fit(X, y, 3, block=1).counts(X_test, None, lambda *done: seen.append(done), block=1)
     assert_counts(parts, whole)
     assert seen == [(j + 1, 9) for j in range(9)]
 
@@ -198,19 +200,18 @@ def test_far_points_keep_their_order():
 
 
 @pytest.mark.parametrize(
-    ("fit", "message"),
+    ("clf", "message"),
     [
-        (lambda X, y: NearestNeighbors.fit(X, y, 2, k=0), "k is 0"),
-        (lambda X, y: NearestNeighbors.fit(X, y, 2, p=0.5), "p is 0.5"),
-        (lambda X, y: NearestNeighbors.fit(X, y, 1), "encode the labels"),
-        (lambda X, y: NearestNeighbors.fit(X, y[:-1], 2), r"shape \(n, d\)"),
-        (lambda X, y: KernelDensity.fit(X, y, 2, bandwidth=0), "bandwidth is 0"),
-        (lambda X, y: KernelDensityClassifier(bandwidth=-1).fit(X, y), "bandwidth is -1"),
+        (FullConformalClassifier(KNeighborsClassifier(0)), "The 'n_neighbors' parameter"),
+        (FullConformalClassifier(KNeighborsClassifier(1, p=0.5)), r"p=0.5\) is not supported.*p ≥ 1"),
+        (FullConformalClassifier(KNeighborsClassifier(1, metric="cosine")), "metric='cosine'.* is not supported"),
+        (FullConformalClassifier(KernelDensityClassifier(bandwidth=0)), "bandwidth is 0"),
+        (KernelDensityClassifier(bandwidth=-1), "bandwidth is -1"),
     ],
 )
-def test_bad_input_is_named(fit, message):
+def test_bad_parameters_are_named(clf, message):
     with pytest.raises(ValueError, match=message):
-        fit(np.arange(4.0)[:, None], np.array([0, 0, 1, 1]))
+        clf.fit(np.arange(4.0)[:, None], np.array([0, 0, 1, 1]))
 
 
 @parametrize_with_checks([KernelDensityClassifier()])

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from functools import partial, reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -229,6 +230,26 @@ def test_networks_with_idle_parameters_survive(tmp_path):
     clf = FullConformalClassifier(mlp(40, (5,), 3), max_epochs=3, method="influence").fit(X[:280], y[:280])
     clf.save(tmp_path / "it")
     same(clf, fullconformal.load(tmp_path / "it"), X[280:])
+
+
+def test_files_from_before_a_field_with_a_default_are_read(saved, tmp_path):
+    path, objects, right = saved["network"]
+    content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
+    (factor,) = [node for node in map(partial(found, content), nodes(content)) if is_dense(node)]
+    del factor["smallest_eigenvalue"]
+    signed(content, tensors, tmp_path / "it")
+    assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
+    del factor["pivots"]  # which had no default
+    signed(content, tensors, tmp_path / "it")
+    assert loaded_or_refused(tmp_path / "it", objects) is None
+
+
+def found(tree, path):
+    return reduce(lambda inner, key: inner[key], path, tree)
+
+
+def is_dense(node):
+    return isinstance(node, dict) and node.get("is") == "DenseFactor"
 
 
 def test_images_and_frozen_layers_survive(tmp_path):

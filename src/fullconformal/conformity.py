@@ -24,7 +24,8 @@ from fullconformal.storage import savable
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-LAMBDAS = (0.001, 0.01, 0.1, 0.2, 0.5)  # the published choice for RAPS
+# The published choice for RAPS.
+LAMBDAS = (0.001, 0.01, 0.1, 0.2, 0.5)
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,11 @@ class ConformityScore(ABC):
         """
         delta = 32 * eps * (1 + np.minimum(np.ptp(log_proba, axis=-1, keepdims=True), 1e3))
         own = 4 * np.finfo(np.float64).eps * np.clip(np.abs(scores), 1, 1e12)
-        out: FloatArray = 2 * delta * self.sensitivity(scores, log_proba) + own
-        return out
+        return np.asarray(2 * delta * self.sensitivity(scores, log_proba) + own)
 
     def sensitivity(self, scores: FloatArray, log_proba: FloatArray) -> FloatArray:
         """|ds/df| (..., C): of sums and differences of probabilities at most 2(1 − |s|)."""
-        out: FloatArray = 2 * np.maximum(1 - np.abs(scores), 0)
-        return out
+        return np.asarray(2 * np.maximum(1 - np.abs(scores), 0))
 
     def tuned(self, log_proba: FloatArray, y: IntArray, epsilon: float, uniform: FloatArray | None) -> Self:
         """The score with parameters that were left open chosen on points (m, C), y (m,) that serve nothing else."""
@@ -80,8 +79,7 @@ class LogLoss(ConformityScore):
 
     def sensitivity(self, scores: FloatArray, log_proba: FloatArray) -> FloatArray:
         """1 − π_y."""
-        out: FloatArray = -np.expm1(-scores)
-        return out
+        return -np.expm1(-scores)
 
 
 @savable
@@ -157,8 +155,7 @@ class RAPS(APS):
 
     def added(self, log_proba: FloatArray) -> FloatArray:
         """λ·max(0, o(y) − k_reg) (m, C)."""
-        out: FloatArray = (self.lambda_reg or 0.0) * np.maximum(ranks(np.exp(log_proba))[1] + 1 - (self.k_reg or 0), 0)
-        return out
+        return (self.lambda_reg or 0.0) * np.maximum(ranks(np.exp(log_proba))[1] + 1 - (self.k_reg or 0), 0)
 
     def scores(self, log_proba: FloatArray, uniform: FloatArray | None = None) -> FloatArray:
         return super().scores(log_proba, uniform) + self.added(log_proba)

@@ -42,7 +42,7 @@ def test_smoothed_p_values_are_those_of_crepes_given_the_uniforms(name, class_co
     ours = SplitConformalClassifier(
         model, prefit=True, conformity_score="lac", class_conditional=class_conditional, random_state=0
     ).fit(X_cal, y_cal)
-    u = ours._smoothing(objects, True)[:, 0]
+    u = ours._held_out.smoothing(objects, True)[:, 0]
 
     def uniforms(m, n_classes):
         assert m in (0, len(u))  # class by class, it also asks for none of the other classes

@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold, LeaveOneOut
 from sklearn.neighbors import KNeighborsClassifier
 
 from fullconformal import CVPlusClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.conformity import aps
+from fullconformal.conformity import APS
 from fullconformal.pvalues import ordered_scores, p_values, rank_counts
 from fullconformal.sets import prediction_sets
 
@@ -65,10 +65,10 @@ def test_randomised_aps_scores_and_sets_are_those_of_mapie(name):
     theirs.conformalize(X_cal, y_cal)
     n, m = len(y_cal), len(objects)
     u, u_objects = (np.random.RandomState(7).uniform(size=k) for k in (n, m))
-    own = aps(model.predict_proba(X_cal), u)[np.arange(n), y_cal]
+    own = APS().scores(np.log(model.predict_proba(X_cal)), u)[np.arange(n), y_cal]
     # The same sums in the same order; we divide them by their total, which is one up to C roundings.
     assert np.abs(own - theirs.conformity_scores.ravel()).max() < 1e-14
-    scores = aps(model.predict_proba(objects), u_objects)
+    scores = APS().scores(np.log(model.predict_proba(objects)), u_objects)
     p = p_values(*rank_counts(ordered_scores(own, y_cal, len(model.classes_)), scores), n)
     sets = theirs.predict_set(objects, conformity_score_params={"include_last_label": "randomized"})[1]
     kept = (model.predict_proba(objects) > 10 * SLACK).all(1)

@@ -7,7 +7,6 @@ from fullconformal.curvature.ekfac import EKFAC
 from fullconformal.curvature.ggn import GGN
 from fullconformal.curvature.hessian import Hessian
 from fullconformal.curvature.kfac import KFAC
-from fullconformal.curvature.layers import is_layer
 
 #: curvatures by the name that users give; of the last layer alone the GGN, or a Kronecker product
 CURVATURES: dict[str, type[Curvature]] = {
@@ -30,5 +29,4 @@ __all__ = [
     "Dual",
     "Factor",
     "Hessian",
-    "is_layer",
 ]

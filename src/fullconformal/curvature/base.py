@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fullconformal.problem import Problem
 
-SMALL = 128  # parameters up to which a product costs less than a solve
+# Parameters up to which a product costs less than a solve.
+SMALL = 128
 
 
 class CurvatureError(ValueError):
@@ -43,19 +44,17 @@ class Factor(ABC):
     """
 
     damping: float
-    smallest_eigenvalue: float  # NaN where nothing but diagnostics would ask for it, which then look for it
-    floor: float  # a lower bound of the eigenvalues that holds by construction; 0 where none is known
-    positive_definite: bool = True  # there is a half
+    #: a lower bound of the eigenvalues that holds by construction; 0 where none is known
+    floor: float
+    #: NaN where it is not known: only diagnostics ask for it, and look for it then
+    smallest_eigenvalue: float = math.nan
+    #: whether there is a half
+    positive_definite: bool = True
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
         """Memory held."""
-
-    @property
-    @abstractmethod
-    def flops(self) -> float:
-        """Operations of half a solve, one row."""
 
     @abstractmethod
     def half(self, rows: Tensor) -> Tensor:

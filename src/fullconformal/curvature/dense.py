@@ -24,10 +24,6 @@ from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import stage
 from fullconformal.storage import savable
 
-MANY = 8  # points a parameter from which L⁻¹, for products in place of solves, pays up to LARGE parameters
-IN_PLACE = 1024  # parameters from which the inverse is worth another library
-LARGE = 4096  # parameters up to which a copy of 𝓗 costs nothing
-
 
 @savable
 @dataclass(frozen=True)
@@ -37,9 +33,10 @@ class DenseFactor(Factor):
     matrix: Tensor
     pivots: Tensor | None
     damping: float
-    smallest_eigenvalue: float
     floor: float
-    inverted: bool = False  # the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
+    smallest_eigenvalue: float = math.nan
+    #: the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
+    inverted: bool = False
 
     @property
     def positive_definite(self) -> bool:  # type: ignore[override]
@@ -48,10 +45,6 @@ class DenseFactor(Factor):
     @property
     def nbytes(self) -> int:
         return self.matrix.nbytes
-
-    @property
-    def flops(self) -> float:
-        return float(len(self.matrix)) ** 2
 
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, (k, p)."""
@@ -74,7 +67,7 @@ class DenseFactor(Factor):
     def solve(self, rows: Tensor) -> Tensor:
         """rows · 𝓗⁻¹, (k, p)."""
         if self.pivots is None:
-            return self.back(self.half(rows))
+            return super().solve(rows)
         out: Tensor = torch.linalg.lu_solve(self.matrix, self.pivots, rows.mT).mT
         return out
 
@@ -146,7 +139,8 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
         # nothing penalises, such as the bias of a dead unit, this is the smallest that works.
         rung, L = _smallest_that_works(cholesky, scale, 1.1 * max(0.0, least - lowest) / n)
     if L is not None:
-        inverted = len(L) <= SMALL or L.is_cuda or (n >= MANY * len(L) and len(L) <= LARGE)
+        # L⁻¹, for products in place of solves, pays with eight points a parameter, as long as another matrix takes no memory to speak of.
+        inverted = len(L) <= SMALL or L.is_cuda or (8 * len(L) <= n and len(L) <= 4096)
         R = inverse_triangular(L) if inverted else L
         # Sums and the factorisation may leave eigenvalues below those that the penalty grants: (n + p)u of the trace in float64, while
         # those of sums in float32 are looked at.
@@ -156,11 +150,11 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
                 lambda v: (v @ R.mT) @ R if inverted else torch.cholesky_solve(v.mT, L.mT, upper=True).mT, L[0]
             )
             bound = min(floor + n * rung, smallest)
-        return DenseFactor(R.to(dtype), None, rung, smallest, max(bound, 0.0) if floor >= 0 else 0.0, inverted)
+        return DenseFactor(R.to(dtype), None, rung, max(bound, 0.0) if floor >= 0 else 0.0, smallest, inverted)
     LU, pivots, singular = torch.linalg.lu_factor_ex(H)
     if singular:
         raise CurvatureError(f"the curvature is singular with damping={rung:g}; leave damping=None, or give more.")
-    return DenseFactor(LU.to(dtype), pivots, rung, _lanczos_smallest(H), 0.0)
+    return DenseFactor(LU.to(dtype), pivots, rung, 0.0, _lanczos_smallest(H))
 
 
 def inverse_triangular(L: Tensor) -> Tensor:
@@ -168,8 +162,8 @@ def inverse_triangular(L: Tensor) -> Tensor:
 
     A large one by LAPACK, in a third of the operations and in place; its threads would be in the way of torch's where that takes no time.
     """
-    if not L.is_cuda and len(L) >= IN_PLACE:
-        return torch.from_numpy(lapack.dtrtri(L.mT.numpy(), lower=0, overwrite_c=1)[0]).mT  # laid out by rows
+    if not L.is_cuda and len(L) >= 1024:
+        return torch.from_numpy(lapack.dtrtri(L.mT.numpy(), lower=0, overwrite_c=1)[0]).mT
     out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
     return out
 
@@ -178,7 +172,8 @@ def times_triangular(rows: Tensor, M: Tensor, chunk: int = 1024) -> Tensor:
     """rows · Mᵀ (k, p) for a lower triangular M, at 5/8 or 2/3 of the operations of the whole product, in chunks that stay in the cache."""
     if len(M) <= SMALL:
         return rows @ M.mT
-    step = -(-len(M) // (3 if len(M) < 4 * SMALL else 4))  # narrower stripes are slower
+    # Narrower stripes are slower.
+    step = -(-len(M) // (3 if len(M) < 4 * SMALL else 4))
     out, chunk = torch.empty_like(rows), len(rows) if rows.is_cuda else chunk
     for start in range(0, len(M), step):
         stop = min(start + step, len(M))
@@ -203,7 +198,8 @@ def _smallest_that_works(
         raise CurvatureError("no damping up to 10,000 times the mean diagonal makes the curvature positive definite")
     low = max(high / 10, least)
     for _ in range(3):
-        middle = math.sqrt(low) * math.sqrt(high)  # whose product may overflow
+        # Not √(low·high), which may overflow.
+        middle = math.sqrt(low) * math.sqrt(high)
         better = cholesky(middle)
         if better is None:
             low = middle

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty, smallest_eigenvalue
+from fullconformal.curvature.base import Curvature, Factor, check_finite, shifted_penalty
 from fullconformal.problem import Problem, flat
 from fullconformal.storage import savable
 
@@ -28,16 +28,11 @@ class DualFactor(Factor):
     inner: Tensor  # (nC, nC), float64
     root: Tensor  # Λ^½ (p,), float64
     damping: float
-    smallest_eigenvalue: float
     floor: float
 
     @property
     def nbytes(self) -> int:
         return self.B.nbytes + self.inner.nbytes
-
-    @property
-    def flops(self) -> float:
-        return 4.0 * self.B.numel() + 2.0 * self.inner.numel()
 
     def _apply(self, rows: Tensor) -> Tensor:
         return rows - (rows @ self.B.T) @ self.inner @ self.B
@@ -72,10 +67,7 @@ class Dual(Curvature):
         kappa, U = torch.linalg.eigh(K)
         tall = (1 + kappa.clamp_min(0)).sqrt()
         inner = (U / (tall * (1 + tall))) @ U.T
-        floor = float(shift.min())
-        found = DualFactor(B, inner, root, self.damping or 0.0, 0.0, floor)
-        smallest = smallest_eigenvalue(found.solve, root)
-        return DualFactor(B, inner, root, self.damping or 0.0, smallest, floor)
+        return DualFactor(B, inner, root, self.damping or 0.0, float(shift.min()))
 
     def memory(self, problem: Problem) -> int:
         """B, four matrices of its products while they are decomposed, and a block of rows."""

@@ -29,7 +29,8 @@ class EKFAC(Kronecker):
         with tensor_cores():
             for chunk in passes(problem, layers, memory, widest):
                 _add_squares(out, *chunk, left, right)
-                del chunk  # before the next is made
+                # Before the next is made.
+                del chunk
         return out
 
 
@@ -44,5 +45,6 @@ def _add_squares(
             g = g @ V
             if g.shape[1] == 1:
                 total += (g[:, 0] ** 2).T @ a[:, 0] ** 2
-            else:  # the norm reads once what squares would write out again
+            else:
+                # The norm reads once what squares would write out again.
                 total += torch.linalg.vector_norm(g.mT @ a, dim=0) ** 2

@@ -46,8 +46,8 @@ def hessian_rows(problem: Problem, count: int, batch: int = 64) -> Tensor:
     for start in range(0, count, batch):
         stop = min(start + batch, count)
         E = torch.zeros(stop - start, problem.p, dtype=theta.dtype, device=theta.device)
-        E[torch.arange(stop - start), torch.arange(start, stop)] = 1
-        for X, y in zip(problem.X.split(chunk), problem.y.split(chunk), strict=True):
+        E[:, start:stop].fill_diagonal_(1)
+        for X, y in problem.batches(chunk):
             rows[start:stop] += vmap(product, (0, None, None))(E, X, y)
     rows.diagonal().add_(problem.penalty[:count])
     return rows

@@ -14,17 +14,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty, smallest_eigenvalue
+from fullconformal.curvature.base import Curvature, Factor, Halves, check_finite, shifted_penalty
 from fullconformal.curvature.layers import KEPT, Layer, Place, joined, passes, positions, pulled, read_layers, record
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import full_precision, tensor_cores
 from fullconformal.storage import savable
-
-ROWS = 6  # rows of p numbers, a label, that a block of one point takes
 
 
 @dataclass(frozen=True)
@@ -76,40 +75,41 @@ class LayerHalves(Halves):
 
     def half(self, X: Tensor, labels: Tensor, scale: Tensor, out: Tensor) -> None:
         """Rows as `KroneckerFactor.half` has them, times scale (k, R), into out (k, R, ...)."""
-        chunk = self._chunk(labels.shape[1])
-        for start in range(0, len(X), chunk):
-            at = slice(start, start + chunk)
-            for part, M in self._matrices(X[at], labels[at]):
-                out[at, :, part.place.slice] = M.mul_(scale[at, :, None, None]).flatten(2)
-                del M  # before the next is made
+        for at, part, M in self._matrices(X, labels):
+            out[at, :, part.place.slice] = M.mul_(scale[at, :, None, None]).flatten(2)
+            # Before the next is made.
+            del M
 
     def influences(self, X: Tensor, labels: Tensor) -> Tensor:
         """Squared lengths (k, R), layer by layer."""
         out = torch.zeros(labels.shape, dtype=X.dtype, device=X.device)
-        chunk = self._chunk(labels.shape[1])
-        for start in range(0, len(X), chunk):
-            at = slice(start, start + chunk)
-            for _, M in self._matrices(X[at], labels[at]):
-                out[at] += torch.linalg.vector_norm(M, dim=(2, 3)) ** 2
-                del M  # before the next is made
+        for at, _, M in self._matrices(X, labels):
+            out[at] += torch.linalg.vector_norm(M, dim=(2, 3)) ** 2
+            # Before the next is made.
+            del M
         return out
 
-    def _matrices(self, X: Tensor, labels: Tensor) -> Iterator[tuple[Part, Tensor]]:
-        """Half-solved gradients (k, R, o, i) of each layer."""
-        (k, R), C = labels.shape, self.problem.n_classes
-        with full_precision():
-            logits, given, returned = record(self.problem, self.layers, X)
-            every = logits.detach()[:, None].expand(-1, R, -1).reshape(k * R, C)
-            E = self.problem.loss.residual(every, labels.reshape(-1)).view(k, R, C)
-            columns = list(pulled(self.layers, logits, returned, E))
-        del logits, returned  # and with them what the passes kept
-        for at, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):
+    def _matrices(self, X: Tensor, labels: Tensor) -> Iterator[tuple[slice, Part, Tensor]]:
+        """Half-solved gradients (k, R, o, i) of each layer, for slices of the objects."""
+        R, C = labels.shape[1], self.problem.n_classes
+        chunk = self._chunk(R)
+        for at in (slice(start, start + chunk) for start in range(0, len(X), chunk)):
             with full_precision():
-                a = joined([layer.inputs(x) for x in given[at]])
-                M = part.half(a, torch.stack([column[at] for column in columns], dim=1))
-            del a
-            yield part, M
-            del M
+                logits, given, returned = record(self.problem, self.layers, X[at])
+                every = logits.detach().repeat_interleave(R, 0)
+                E = self.problem.loss.residual(every, labels[at].reshape(-1)).view(-1, R, C)
+                columns = list(pulled(self.layers, logits, returned, E))
+            # And with them what the passes kept.
+            del logits, returned
+            for k, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):
+                with full_precision():
+                    a = joined([layer.inputs(x) for x in given[k]])
+                    M = part.half(a, torch.stack([column[k] for column in columns], dim=1))
+                del a
+                yield at, part, M
+                del M
+            # Before those of the next objects are made.
+            del given, columns
 
     def _chunk(self, R: int) -> int:
         """Points that go together: what the passes keep, the gradients of R labels, and a layer's inputs and matrices."""
@@ -128,16 +128,11 @@ class KroneckerFactor(Factor):
 
     parts: list[Part]
     damping: float
-    smallest_eigenvalue: float
     floor: float
 
     @property
     def nbytes(self) -> int:
         return sum(part.left.nbytes + part.right.nbytes + part.scale.nbytes for part in self.parts)
-
-    @property
-    def flops(self) -> float:
-        return float(sum(2 * part.place.o * part.place.i * (part.place.o + part.place.i) for part in self.parts))
 
     def half(self, rows: Tensor) -> Tensor:
         """rows in the basis, scaled, (k, p)."""
@@ -176,7 +171,9 @@ class Kronecker(Curvature):
         damping = self._damping(problem, pairs)
         bases = []
         for layer, (A, G) in zip(layers, pairs, strict=True):
-            root = (penalty(problem, layer) + problem.n * damping).sqrt()
+            # Λ of the layer's columns (i,): one number for the weights and one for the bias.
+            penalty = layer.place.matrices(problem.penalty[None])[0, 0].double()
+            root = (penalty + problem.n * damping).sqrt()
             alpha, U = torch.linalg.eigh(A / root[:, None] / root)
             gamma, V = torch.linalg.eigh(G)
             bases.append(Basis(layer, V, gamma.clamp_min(0), U / root[:, None], alpha.clamp_min(0)))
@@ -184,9 +181,7 @@ class Kronecker(Curvature):
         for basis, values in zip(bases, self.eigenvalues(problem, bases, memory), strict=True):
             scale = (values + 1).rsqrt()
             parts.append(Part(basis.layer.place, basis.left.to(dtype), basis.right.to(dtype), scale.to(dtype)))
-        floor = float(problem.penalty.min()) + problem.n * damping
-        found = KroneckerFactor(parts, damping, 0.0, floor)
-        return KroneckerFactor(parts, damping, smallest_eigenvalue(found.solve, problem.penalty), floor)
+        return KroneckerFactor(parts, damping, float(problem.penalty.min()) + problem.n * damping)
 
     def _damping(self, problem: Problem, pairs: list[tuple[Tensor, Tensor]]) -> float:
         """The damping asked for; by default 0 where every parameter has a penalty, else just enough to divide by it."""
@@ -200,10 +195,10 @@ class Kronecker(Curvature):
         return float(max(mean, eps) / problem.n * eps**0.5)
 
     def memory(self, problem: Problem) -> int:
-        """Three float64 copies of the two matrices of each layer while they are decomposed, the factor, and a block of rows."""
+        """Three float64 copies of the two matrices of each layer while they are decomposed, the factor, and six rows a label."""
         size = problem.X.element_size()
         squares = sum(layer.o**2 + layer.i**2 for layer in read_layers(problem))
-        return squares * (24 + size) + problem.p * (8 + size + ROWS * problem.n_classes * size)
+        return squares * (24 + size) + problem.p * (8 + size + 6 * problem.n_classes * size)
 
     def flops(self, problem: Problem) -> float:
         """Forward and C backward passes, the two matrices, their decompositions, and a half-solve a point."""
@@ -215,27 +210,23 @@ class Kronecker(Curvature):
         return total
 
 
-def penalty(problem: Problem, layer: Layer) -> Tensor:
-    """Λ of a layer's columns (i,), float64: one number for the weights and one for the bias."""
-    return layer.place.matrices(problem.penalty[None])[0, 0].double()
-
-
 def kronecker_factors(problem: Problem, layers: list[Layer], memory: int) -> list[tuple[Tensor, Tensor]]:
     """A (i, i) and G (o, o) of each layer, float64, summed over one pass through the bag."""
-    like = problem.X
-    sums = [[torch.zeros(d, d, dtype=torch.float64, device=like.device) for d in (x.i, x.o)] for x in layers]
+    new = partial(torch.zeros, dtype=torch.float64, device=problem.X.device)
+    sums = [(new(layer.i, layer.i), new(layer.o, layer.o)) for layer in layers]
     with tensor_cores():
         for chunk in passes(problem, layers, memory):
             _add_moments(sums, *chunk)
-            del chunk  # before the next is made
+            # Before the next is made.
+            del chunk
     for A, G in sums:
         check_finite(A)
         check_finite(G)
         A /= problem.n
-    return [(A, G) for A, G in sums]
+    return sums
 
 
-def _add_moments(sums: list[list[Tensor]], inputs: list[Tensor], columns: Iterator[list[Tensor]]) -> None:
+def _add_moments(sums: list[tuple[Tensor, Tensor]], inputs: list[Tensor], columns: Iterator[list[Tensor]]) -> None:
     """Add Σ aaᵀ/T (i, i) and Σ ggᵀ (o, o) of a chunk's inputs (k, T, i) and gradients (k, T, o) to each layer's sums."""
     for (A, _), a in zip(sums, inputs, strict=True):
         flat = a.flatten(0, 1)

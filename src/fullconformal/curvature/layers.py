@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -89,18 +90,10 @@ class Layer:
 
 
 def patches(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """What a convolution sees of padded images (k, c, H, W) at each position, (k, T, i), by one copy (`unfold`: one an image)."""
-    (k, c, *sizes), (image, channel, *steps) = x.shape, x.stride()
-    sides = zip(sizes, conv.kernel_size, conv.dilation, conv.stride, strict=True)
-    places = [(size - dilation * (kernel - 1) - 1) // stride + 1 for size, kernel, dilation, stride in sides]
-    view = x.as_strided(
-        (k, *places, c, *conv.kernel_size),
-        (
-            image, *(a * b for a, b in zip(steps, conv.stride, strict=True)),
-            channel, *(a * b for a, b in zip(steps, conv.dilation, strict=True)),
-        ),
-    )  # fmt: skip
-    return view.reshape(k, places[0] * places[1], -1)
+    """What a convolution sees of padded images (k, c, H, W) at each position, (k, T, i), by one copy."""
+    for side, (kernel, dilation, stride) in enumerate(zip(conv.kernel_size, conv.dilation, conv.stride, strict=True)):
+        x = x.unfold(2 + side, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    return x.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 def read_layers(problem: Problem) -> list[Layer]:
@@ -153,7 +146,8 @@ def passes(problem: Problem, layers: list[Layer], memory: int, extra: int = 0) -
             [joined([layer.inputs(x) for x in xs]) for layer, xs in zip(layers, given, strict=True)],
             pulled(layers, logits, returned, vectors),
         )
-        del logits, given, returned  # before the next are made; so should the caller what it was given
+        # Before the next are made; the caller should do so with what it was given.
+        del logits, given, returned
 
 
 def positions(problem: Problem, layers: list[Layer]) -> list[int]:
@@ -183,15 +177,13 @@ def record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, li
     given: list[list[Tensor]] = [[] for _ in layers]
     returned: list[list[Tensor]] = [[] for _ in layers]
 
-    def watch(at: int) -> torch.utils.hooks.RemovableHandle:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            given[at].append(args[0].detach())
-            returned[at].append(out)
-            return out.clone()  # what comes next may work in place
+    def hook(at: int, module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        given[at].append(args[0].detach())
+        returned[at].append(out)
+        # What comes next may work in place.
+        return out.clone()
 
-        return layers[at].module.register_forward_hook(hook)
-
-    handles = [watch(at) for at in range(len(layers))]
+    handles = [layer.module.register_forward_hook(partial(hook, at)) for at, layer in enumerate(layers)]
     try:
         with torch.enable_grad():
             logits = problem.model(X)

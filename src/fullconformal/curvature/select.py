@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from fullconformal.curvature import EKFAC, GGN, Curvature, CurvatureError, Dual, is_layer
+from fullconformal.curvature import CURVATURES, Curvature, CurvatureError, Dual
+from fullconformal.curvature.layers import is_layer
 from fullconformal.problem import Problem
 
-RATES = {"cpu": 2e10, "cuda": 1e13}  # operations a second that large products reach, with a good margin
-PATIENCE = 600.0  # seconds beyond which "auto" does not take an exact curvature
-LAYERS = ("kfac", "ekfac")  # which know Linear and Conv2d layers only
+# Operations a second that large products reach, with a good margin.
+RATES = {"cpu": 2e10, "cuda": 1e13}
+# Curvatures that know Linear and Conv2d layers only.
+LAYERS = ("kfac", "ekfac")
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,19 @@ class Choice:
 def trainable(problem: Problem, name: str) -> set[str]:
     """Names of the parameters that a curvature of that name is over; the others are to be held fixed."""
     if name == "last_layer":
-        layers = [(path, part) for path, part in problem.model.named_modules() if isinstance(part, nn.Linear)]
-        layers = [(path, part) for path, part in layers if part.weight.requires_grad]
-        if not layers:
-            raise CurvatureError(
-                "curvature='last_layer' needs a torch.nn.Linear with trainable weights; the model has none."
-            )
-        kept = layers[-1:]
+        linear = [part for part in problem.model.modules() if isinstance(part, nn.Linear)]
+        kept: Sequence[nn.Module] = [part for part in linear if part.weight.requires_grad][-1:]
+        needed = "a torch.nn.Linear with trainable weights"
     elif name in LAYERS:
-        kept = [(path, part) for path, part in problem.model.named_modules() if is_layer(part)]
+        kept = [part for part in problem.model.modules() if is_layer(part)]
+        needed = "trainable Linear or ungrouped Conv2d layers"
     else:
         return set(problem.params)
     names = {id(q): known for known, q in problem.model.named_parameters()}
-    out = {names[id(q)] for _, part in kept for q in part.parameters(recurse=False)}
+    out = {names[id(q)] for part in kept for q in part.parameters(recurse=False)}
     out = out if name == "last_layer" else out & set(problem.params)
     if not out:
-        raise CurvatureError(
-            f"curvature={name!r} needs trainable Linear or ungrouped Conv2d layers; the model has none."
-        )
+        raise CurvatureError(f"curvature={name!r} needs {needed}; the model has none.")
     return out
 
 
@@ -72,15 +69,12 @@ def hold_fixed(problem: Problem, keep: set[str]) -> Problem:
     penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
     for name, q in problem.model.named_parameters():
         q.requires_grad_(name in keep)
-    return Problem(problem.model, problem.X, problem.y, penalty, problem.chunk)
+    return Problem(problem.model, problem.X, problem.y, penalty, problem.chunk, problem.loss)
 
 
 @contextmanager
 def _held(problem: Problem, name: str) -> Iterator[Problem]:
     """`hold_fixed` for a moment."""
-    if trainable(problem, name) == set(problem.params):
-        yield problem
-        return
     flags = {q: q.requires_grad for q in problem.model.parameters()}
     try:
         yield hold_fixed(problem, trainable(problem, name))
@@ -104,17 +98,14 @@ def estimate(name: str, curvature: Curvature, problem: Problem, device: torch.de
 def choose(problem: Problem, damping: float | None, memory: int, device: torch.device | str) -> Choice:
     """The curvature of "auto": the GGN, whole or by its dual, where it fits, else EK-FAC, else the GGN of the last layer."""
     seen: list[Estimate] = []
-    for name, curvature in (
-        ("ggn", GGN(damping)),
-        ("dual", Dual(damping)),
-        ("ekfac", EKFAC(damping)),
-        ("last_layer", GGN(damping)),
-    ):
+    for name in ("ggn", "dual", "ekfac", "last_layer"):
         if name == "dual" and problem.n * problem.n_classes >= problem.p:
             continue
+        curvature = CURVATURES[name](damping)
         seen.append(estimate(name, curvature, problem, device))
-        exact = name in ("ggn", "dual")
-        if not seen[-1].reason and seen[-1].memory <= memory and (not exact or seen[-1].seconds <= PATIENCE):
+        # An exact one is not worth more than ten minutes.
+        quick = seen[-1].seconds <= 600 or name not in ("ggn", "dual")
+        if not seen[-1].reason and seen[-1].memory <= memory and quick:
             return Choice(name, curvature, tuple(seen))
     raise MemoryError(too_large("auto", seen, memory, problem.p))
 

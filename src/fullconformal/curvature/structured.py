@@ -7,20 +7,22 @@ With a the inputs, δ_m = ∂ℓ/∂z_m, T_ml = ∂z_m/∂z_l, D = φ′ and S_m
 
 summed over points. Each sum is one product with the points as inner dimension and without a factor C. The Gauss–Newton matrix drops
 φ″ and the second sum. Diagonal blocks are symmetric in (i,k) and in (j,q) and cost a quarter.
+
+A model that is linear in its parameters has one block, Σ S ⊗ aaᵀ: one product of the products of two inputs, of which there are
+i(i + 1)/2, with those of two outputs, o(o + 1)/2.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
-from fullconformal.curvature.linear import TEMPORARY, linear_curvature, narrow
-from fullconformal.linear.products import laid_out, squares
+from fullconformal.linear.products import gram, laid_out, squares
 from fullconformal.losses.relative import triangle
-from fullconformal.problem import CHUNK, Problem
+from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import tensor_cores
-
-STRIPES = 8  # of a symmetric product: 9/16 of the work of the whole
 
 
 def dense_curvature(problem: Problem, exact: bool) -> Tensor:
@@ -34,6 +36,46 @@ def dense_curvature(problem: Problem, exact: bool) -> Tensor:
     for X, y in problem.batches(pairs.chunk):
         pairs.add(X, y)
     return pairs.matrix()
+
+
+@torch.no_grad()
+def linear_curvature(problem: Problem, memory: int | None = None) -> Tensor:
+    """𝓗 (p, p) of a linear model with outputs z and logits f = Tz + constant: Σ TᵀST ⊗ aaᵀ, the factors in `memory` bytes."""
+    (block,) = problem.blocks
+    after = [layer.linear.weight for layer in problem.tail[block.layer + 1 :]]
+    T = reduce(lambda T, W: W @ T, after, torch.eye(block.o, dtype=problem.X.dtype, device=problem.X.device))
+    outputs, inputs = (size * (size + 1) // 2 for size in (block.o, block.i))
+    H, total = problem.X.new_zeros(block.i, block.i), problem.X.new_zeros(outputs, inputs)
+    room = (memory or temporary(T)) // (T.element_size() * (inputs + 3 * len(T) ** 2))
+    for X, _ in problem.batches(max(1, min(problem.chunk, room))):
+        trace = problem.trace(X)
+        # On a CPU as many points as leave their products in the cache.
+        a, portion = trace.inputs[block.layer], len(X) if X.is_cuda else 1024
+        buffer = a.new_empty(0 if block.o == 1 else inputs * min(portion, len(a)))
+        for some, f in zip(a.split(portion), trace.logits.split(portion), strict=True):
+            weights = problem.loss.packed_curvature(f, T)
+            if block.o == 1:
+                # The weights are no matrices, and the sum is a square.
+                H += gram(some * weights.clamp_min_(0).sqrt_().T)
+            else:
+                total.addmm_(weights, squares(some.T, buffer).T)
+    if block.o > 1:
+        H = laid_out(total, block.o, block.i)
+    H.diagonal().add_(problem.penalty)
+    return H
+
+
+def narrow(o: int, i: int) -> bool:
+    """Whether weighting the inputs by each entry of S is cheaper than forming the products of the inputs.
+
+    Then it takes a seventh of the time at 784 inputs and 3 outputs, 40 % at 200 and 5, and five sixths at 784 and 10.
+    """
+    return o * (o + 1) <= i // 2
+
+
+def temporary(like: Tensor) -> int:
+    """Bytes for the factors of one product, on the device of a tensor."""
+    return 2**32 if like.is_cuda else 2**27
 
 
 class _Pairs:
@@ -50,7 +92,8 @@ class _Pairs:
             for bl in self.tail[: at + 1]:
                 if bm is bl and narrow(bm.o, bm.i):
                     shape = (bm.o * (bm.o + 1) // 2 * bm.i, bm.i)
-                elif bm is bl:  # wide rather than tall: products are a third faster
+                elif bm is bl:
+                    # Wide rather than tall: products are a third faster.
                     shape = (bm.o * (bm.o + 1) // 2, bm.i * (bm.i + 1) // 2)
                 else:
                     shape = (bm.o * bl.o, bm.i * bl.i)
@@ -65,10 +108,7 @@ class _Pairs:
                 self._open((-1, b.layer, "first"), (width * b.o, b.i), like)
             # Written out, C rows a point; and of the derivatives they are made from, or a second copy, about as much.
             self.width = max(self.width, 3 * width * problem.n_classes)
-        room = TEMPORARY.get(like.device.type, TEMPORARY["cpu"])
-        # Products of the inputs with one another are many, and stay in the cache.
-        most = problem.chunk if all(narrow(b.o, b.i) for b in self.tail) else CHUNK.get(like.device.type, CHUNK["cpu"])
-        self.chunk = max(1, min(problem.chunk, most, room // (self.width * like.element_size())))
+        self.chunk = max(1, min(problem.chunk, temporary(like) // (self.width * like.element_size())))
 
     def _open(self, key: tuple[int, int, str], shape: tuple[int, int], like: Tensor) -> None:
         self.sums[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -77,16 +117,14 @@ class _Pairs:
     @torch.no_grad()
     def add(self, X: Tensor, y: Tensor) -> None:
         """Add the points of one chunk."""
-        if not self.tail:
-            self._add_prefix(X, self.problem.logits(X), {}, [])
-            return
         trace = self.problem.trace(X, second=self.exact)
         last = len(self.problem.tail) - 1
         T = self._transitions(trace.slopes) if len(self.problem.blocks) > 1 else {}
         S = self.problem.loss.curvature(trace.logits)
         if self.first is not None:
             self._add_prefix(X, trace.logits, T, trace.inputs)
-        delta = self.problem.loss.residual(trace.logits, y) if self.exact else trace.logits  # of the Hessian only
+        # δ is of the Hessian only.
+        delta = self.problem.loss.residual(trace.logits, y) if self.exact else trace.logits
         for m in range(last, -1, -1):
             if self.problem.tail[m].trainable:
                 self._add_layer(m, S, delta, T, trace.inputs, trace.slopes)
@@ -133,7 +171,8 @@ class _Pairs:
 
     def _add_prefix(self, X: Tensor, logits: Tensor, T: dict[tuple[int, int], Tensor], a: list[Tensor]) -> None:
         R = self.problem.loss.root(logits).mT
-        B = self.problem.prefix_rows(X, R)  # JᵀSJ = BᵀB
+        # JᵀSJ = BᵀB.
+        B = self.problem.prefix_rows(X, R)
         with tensor_cores():
             add_gram(self.sums[-1, -1, "first"], B.flatten(0, 1))
         last = len(self.problem.tail) - 1
@@ -172,7 +211,8 @@ class _Pairs:
 
 def add_gram(total: Tensor, B: Tensor) -> None:
     """Add BᵀB (p, p) to the lower triangle of a total; what is above it is left as it falls."""
-    step = -(-len(total) // STRIPES)
+    # Eight stripes take 9/16 of the work of the whole.
+    step = -(-len(total) // 8)
     for start in range(0, len(total), step):
         stop = min(start + step, len(total))
         total[start:stop, :stop].addmm_(B[:, start:stop].T, B[:, :stop])

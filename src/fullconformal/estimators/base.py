@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +17,30 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d
 from torch import Tensor, nn
 
 from fullconformal import sets
-from fullconformal.estimators.inputs import (
-    array,
-    check_columns,
-    check_names,
-    check_rows,
-    labels,
-    native,
-    takes_missing,
-    unmasked,
-    validated,
-)
+from fullconformal.estimators import inputs
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, expect, require
 
 Array = npt.NDArray[Any]
+Fit = TypeVar("Fit", bound=Callable[..., Any])
+
+#: attributes that one fit sets and the next may not
+SOMETIMES_SET = ("n_features_in_", "feature_names_in_", "_sample", "k_reg_", "lambda_reg_")
+
+
+def whole_or_nothing(fit: Fit) -> Fit:
+    """Let `fit` work on a copy that is taken over once it is fitted: a fit that fails or is interrupted leaves the earlier one."""
+
+    @wraps(fit)
+    def fit_a_copy(self: ConformalClassifier, *args: Any, **options: Any) -> Any:
+        fresh = copy.copy(self)
+        for name in SOMETIMES_SET:
+            fresh.__dict__.pop(name, None)
+        fit(fresh, *args, **options)
+        self.__dict__ = fresh.__dict__
+        return self
+
+    return cast(Fit, fit_a_copy)
 
 
 class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -40,7 +51,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     n_samples_fit_: int
     confidence_level: float
     class_conditional: bool
-    _sample: Any  # the first training objects as they were given
+    #: the first training objects as they were given
+    _sample: Any
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Keep a constructor's parameters, its `locals()`, as they are."""
@@ -68,7 +80,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Those of `predict_p`, where the method has it.
         """
         p: Any = self.predict_p(X, **options)
-        return np.asarray(p[1] if isinstance(p, tuple) else p)  # of bounds, the upper gives valid sets
+        # Of bounds, the upper gives valid sets.
+        return np.asarray(p[1] if isinstance(p, tuple) else p)
 
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
@@ -166,11 +179,11 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
         p = self._beside(X, others or {})
-        X = array(X) if isinstance(X, Tensor) else X
+        X = inputs.array(X) if isinstance(X, Tensor) else X
         images = X if images is None and np.ndim(X) > 2 else images
         return write_report(
             path, p, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
-            n_train=getattr(self, "n_samples_fit_", None), images=images,
+            n_train=self.n_samples_fit_, images=images,
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
             proba=self.predict_proba(X), diagnostics=self.notes(),
         )  # fmt: skip
@@ -208,7 +221,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         StorageError
             Where a part cannot be saved; it says which, and what to do.
         """
-        from fullconformal.estimators.saving import save  # which knows every estimator
+        # Which knows every estimator, this one too.
+        from fullconformal.estimators.saving import save
 
         save(self, path, factory=factory)
 
@@ -261,20 +275,23 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
-        X, y = (array(part) if isinstance(part, Tensor) else part for part in (X, y))
-        X = unmasked("X", X)
-        y = y if isinstance(y, str) and y == "no_validation" else labels(y)
-        check_names(X)
-        X = X.tocsr() if issparse(X) else X  # rows are what is taken of it
+        X, y = (inputs.array(part) if isinstance(part, Tensor) else part for part in (X, y))
+        X = inputs.unmasked("X", X)
+        y = y if isinstance(y, str) and y == "no_validation" else inputs.labels(y)
+        inputs.check_names(X)
+        # Rows are what is taken of it.
+        X = X.tocsr() if issparse(X) else X
         transformers, final = split_pipeline(self.estimator)
         if transformers is None:
-            check_columns(X)
+            inputs.check_columns(X)
             module = isinstance(final, nn.Module)
             # scikit-learn's wording asks for two dimensions; modules may take images.
-            missing = "allow-nan" if takes_missing(final) else True
-            out = validated(self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing)
-            return (native(out[0]), out[1]) if isinstance(out, tuple) else native(out)
-        check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
+            missing = "allow-nan" if inputs.takes_missing(final) else True
+            out = inputs.validated(
+                self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing
+            )
+            return (inputs.native(out[0]), out[1]) if isinstance(out, tuple) else inputs.native(out)
+        inputs.check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):
             return out

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.model_selection import KFold
 from torch import Tensor
 from torch.nn.functional import pad
@@ -15,45 +15,52 @@ from fullconformal.estimators.held_out import (
     FloatArray,
     HeldOut,
     HeldOutClassifier,
-    Start,
+    HeldOutFit,
+    PlusClassifier,
     check_trained,
-    no_options,
-    no_p_values,
     own_scores,
 )
-from fullconformal.estimators.validation import check_flag, check_held_out, check_whole
+from fullconformal.estimators.validation import check_held_out, check_whole
 from fullconformal.linear import at_points, leave_one_out
 from fullconformal.losses import SOFTMAX
 from fullconformal.methods.convex import FittedSymmetric, Symmetric
 from fullconformal.models.adapters import check_objective, is_logistic
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import require, savable
 
 
-def check_folds_params(clf: Any) -> None:
-    """Raise where a parameter cannot be meant."""
-    check_held_out(clf)
-    check_whole("n_folds", clf.n_folds, 2, "a whole number ≥ 2")
-    if clf.cv is not None and not (hasattr(clf.cv, "split") or isinstance(clf.cv, list)):
-        raise ValueError(
-            f"cv={clf.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
-        )
+class FoldsClassifier(HeldOutClassifier):
+    """Base of the classifiers that train on all folds but one and score that one, for each fold."""
 
+    def __init__(
+        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
+        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
+        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
+        self._keep(locals())
 
-def fit_folds(begun: Start, cv: Any, n_folds: int) -> HeldOut:
-    """Train on all folds but one, score that one, for each fold."""
-    y = begun.bag.y
-    if cv is None:
-        if n_folds > len(y):
-            raise ValueError(f"n_folds={n_folds!r} exceeds the {len(y)} points given; take at most as many.")
-        # At random, not class by class: what is left out must be exchangeable with what is to come.
-        cv = KFold(n_folds, shuffle=True, random_state=begun.seed)
-    pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(y), 1)), y)
-    parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
-    return begun.held_out(begun.folds(parts, "take other folds (n_folds, random_state)"), y)
+    def check_params(self) -> None:
+        check_held_out(self)
+        check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
+        if self.cv is not None and not (hasattr(self.cv, "split") or isinstance(self.cv, list)):
+            raise ValueError(
+                f"cv={self.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
+            )
+
+    def _calibrate(self, fit: HeldOutFit) -> HeldOut:
+        y, cv, n_folds = fit.bag.y, self.cv, self.n_folds
+        if cv is None:
+            if n_folds > len(y):
+                raise ValueError(f"n_folds={n_folds!r} exceeds the {len(y)} points given; take at most as many.")
+            # At random, not class by class: what is left out must be exchangeable with what is to come.
+            cv = KFold(n_folds, shuffle=True, random_state=fit.config.seed)
+        pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(y), 1)), y)
+        parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
+        return fit.held_out(fit.folds(parts, "take other folds (n_folds, random_state)"), y)
 
 
 @savable
-class CVPlusClassifier(HeldOutClassifier):
+class CVPlusClassifier(PlusClassifier, FoldsClassifier):
     """CV+ (Romano, Sesia and Candès 2020): every point trains all models but one, and is scored by that one.
 
     A label y of object x is in the set when #{i : s_i < s^(−k(i))(x, y)} < (1 − ε)(n + 1), where s^(−k) is the score by the model that
@@ -86,40 +93,9 @@ class CVPlusClassifier(HeldOutClassifier):
     (75, 3)
     """
 
-    def __init__(
-        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
-        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
-        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
-        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
-    ):  # fmt: skip
-        self._keep(locals())
-
-    def check_params(self) -> None:
-        check_folds_params(self)
-
-    def fit(self, X: Any, y: Any) -> CVPlusClassifier:
-        """Train on all folds but one, score that one, for each fold of (X, y)."""
-        begun = self._start(X, y)
-        return self._finish(fit_folds(begun, self.cv, self.n_folds))
-
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
-        """Raise: the method has no p-values; see `predict_epsilon`."""
-        raise no_p_values(self)
-
-    def predict_epsilon(self, X: Any, **options: Any) -> npt.NDArray[np.float64]:
-        """The largest ε (m, C) at which each label is still in the set, by the rule of CV+.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects.
-        """
-        no_options(self, options)
-        return self._held_out.p_values(self._objects(X))
-
 
 @savable
-class CrossConformalClassifier(HeldOutClassifier):
+class CrossConformalClassifier(FoldsClassifier):
     """Cross-conformal prediction (Vovk 2015): split conformal prediction with each fold in turn, ranks pooled.
 
     The p-value of a label is (1 + Σ_k #{i in fold k : s_i ≥ s^(−k)(x, y)})/(n + 1), where s^(−k) is the score by the model that has not
@@ -143,42 +119,9 @@ class CrossConformalClassifier(HeldOutClassifier):
     (75, 3)
     """
 
-    def __init__(
-        self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
-        randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
-        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
-        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
-    ):  # fmt: skip
-        self._keep(locals())
-
-    def check_params(self) -> None:
-        check_folds_params(self)
-
-    def fit(self, X: Any, y: Any) -> CrossConformalClassifier:
-        """Train on all folds but one, score that one, for each fold of (X, y)."""
-        begun = self._start(X, y)
-        return self._finish(fit_folds(begun, self.cv, self.n_folds))
-
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
-        """Pooled p-values (m, C) of every label, columns as in ``classes_``.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects.
-        smoothing : bool, default=False
-            Break ties at random.
-        """
-        check_flag("smoothing", smoothing)
-        return self._held_out.p_values(self._objects(X), smoothing)
-
-
-BLOCK = 2**22  # entries of scores held at a time
-EPS = float(np.finfo(np.float64).eps)
-
 
 @savable
-class JackknifePlusClassifier(HeldOutClassifier):
+class JackknifePlusClassifier(PlusClassifier):
     """Jackknife+ (Barber et al. 2021; for labels Romano, Sesia and Candès 2020): every point is scored by the model without it.
 
     A label y of object x is in the set when #{i : s_i < s^(−i)(x, y)} < (1 − ε)(n + 1), where s^(−i) is the score by the model that has
@@ -214,10 +157,6 @@ class JackknifePlusClassifier(HeldOutClassifier):
     ((75, 3), 1)
     """
 
-    _linear: LeaveOneOut | None  # the n models of a logistic regression, and their points' labels and scores
-    _labels: npt.NDArray[np.int64]
-    _alpha: FloatArray
-
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", randomized: bool = True,
         k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
@@ -229,66 +168,21 @@ class JackknifePlusClassifier(HeldOutClassifier):
     def check_params(self) -> None:
         check_held_out(self)
 
-    def fit(self, X: Any, y: Any) -> JackknifePlusClassifier:
-        """Fit the model to (X, y) without each point in turn, and score that point."""
-        begun = self._start(X, y)
-        bag, remedy = begun.bag, "leave that class out"
-        every = np.arange(len(bag.y))
-        self._linear, parts = None, []
-        if is_fast(self.estimator):
-            for i in np.flatnonzero(np.bincount(bag.y)[bag.y] == 1):
-                check_trained(np.delete(bag.y, i), bag.classes, f"what trains without point {i}", remedy)
-            linear = LeaveOneOut.of(Symmetric(self.estimator).fit(bag, begun.config))
-            uniform = begun.rng.uniform(size=len(bag.y)) if self.randomized else None
-            self._labels, self._alpha = bag.y, own_scores(begun.score, linear.of_training_points(), bag.y, uniform)
-            self._linear = linear
-        else:
-            parts = begun.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
-        self.n_fits_ = len(bag.y) if self._linear is None else 1
-        return self._finish(begun.held_out(parts, bag.y))
-
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
-        """Raise: the method has no p-values; see `predict_epsilon`."""
-        raise no_p_values(self)
-
-    def predict_epsilon(self, X: Any, **options: Any) -> npt.NDArray[np.float64]:
-        """The largest ε (m, C) at which each label is still in the set, by the rule of jackknife+.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects.
-        """
-        no_options(self, options)
-        X, held = self._objects(X), self._held_out
-        return held.p_values(X) if self._linear is None else pvalues.p_values(*self._counts(X), held.sizes)
-
-    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Probabilities (m, C) of the model fitted to all points where there is one, else the mean of the n models'."""
-        X = self._objects(X)
-        return self._held_out.proba(X) if self._linear is None else np.exp(self._linear.fitted.log_proba(X))
-
-    def _counts(self, X: Any) -> tuple[FloatArray, FloatArray]:
-        """Points above and tied with every candidate, (m, C) each, by the n models of a logistic regression."""
-        assert self._linear is not None
-        self._linear.fitted.log_proba(X)  # names an object that cannot be computed with
-        score, uniform, n, n_classes = (
-            self._held_out.score,
-            self._held_out.uniform(X),
-            len(self._labels),
-            len(self.classes_),
-        )
-        weight = pvalues.comparison_weight(self._labels, n_classes, class_conditional=self.class_conditional)
-        counts = []
-        width = max(1, BLOCK // (n * n_classes))
-        for at in range(0, len(X), width):
-            log_proba = self._linear(X[at : at + width])
-            u = None if uniform is None else uniform[at : at + width].repeat(n)
-            tau = score.scores(log_proba.reshape(-1, n_classes), u).reshape(log_proba.shape)
-            tie = score.rounding(tau, log_proba, EPS)
-            counts.append(pvalues.count(self._alpha[:, None], tau, tie, weight, axis=1))
-        greater, equal = zip(*counts, strict=True)
-        return np.concatenate(greater), np.concatenate(equal)
+    def _calibrate(self, fit: HeldOutFit) -> HeldOut:
+        y, remedy = fit.bag.y, "leave that class out"
+        self.n_fits_ = 1 if is_fast(self.estimator) else len(y)
+        every = np.arange(len(y))
+        if self.n_fits_ > 1:
+            parts = fit.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
+            return fit.held_out(parts, y)
+        for i in np.flatnonzero(np.bincount(y)[y] == 1):
+            check_trained(np.delete(y, i), fit.bag.classes, f"what trains without point {i}", remedy)
+        fitted = Symmetric(self.estimator).fit(fit.bag, fit.config)
+        theta = leave_one_out(fitted.bag).theta
+        without_it = log_proba(at_points(fitted.bag.X.T, theta).T)
+        uniform = fit.rng.uniform(size=len(y)) if fit.randomized else None
+        alpha = own_scores(fit.score, without_it, y, uniform)
+        return fit.held_out([], y, LeaveOneOut, fitted=fitted, theta=theta, alpha=alpha)
 
 
 def is_fast(estimator: Any) -> bool:
@@ -303,37 +197,41 @@ def is_fast(estimator: Any) -> bool:
 
 
 @savable
-class LeaveOneOut:
-    """The n logistic regressions on all points but one."""
+@dataclass(frozen=True)
+class LeaveOneOut(HeldOut):
+    """The n logistic regressions on all points but one: the fit on all, weights (d, K, n), the score alpha (n,) of each point left out."""
 
-    def __init__(self, fitted: FittedSymmetric, theta: Tensor):
-        self.fitted, self.theta = fitted, theta  # (d, K, n)
+    fitted: FittedSymmetric
+    theta: Tensor
+    alpha: FloatArray
 
-    @classmethod
-    def of(cls, fitted: FittedSymmetric) -> LeaveOneOut:
-        """From the fit on all points."""
-        return cls(fitted, leave_one_out(fitted.bag).theta)
+    def proba(self, X: Any) -> FloatArray:
+        """Probabilities (m, C) of the model fitted to all points."""
+        return np.exp(self.fitted.log_proba(X))
 
-    def of_training_points(self) -> FloatArray:
-        """Log-probabilities (n, C) of each training point by the model without it."""
-        return log_proba(at_points(self.fitted.bag.X.T, self.theta).T)
+    def counts(self, X: Any) -> list[tuple[Any, Any]]:
+        # Names an object that cannot be computed with.
+        self.fitted.log_proba(X)
+        (d, K, n), n_classes, uniform = self.theta.shape, self.n_classes, self.uniform(X)
+        weight = pvalues.comparison_weight(self.fitted.labels, n_classes, class_conditional=self.class_conditional)
+        # About four million scores at a time.
+        width, found = max(1, 2**22 // (n * n_classes)), []
+        for at in range(0, len(X), width):
+            x = self.fitted.objects(X[at : at + width])
+            by_model = log_proba((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
+            u = None if uniform is None else uniform[at : at + width].repeat(n)
+            tau = self.score.scores(by_model.reshape(-1, n_classes), u).reshape(by_model.shape)
+            tie = self.score.rounding(tau, by_model, float(np.finfo(np.float64).eps))
+            found.append(pvalues.count(self.alpha[:, None], tau, tie, weight, axis=1))
+        greater, equal = (np.concatenate(part) for part in zip(*found, strict=True))
+        return [(greater, equal)]
 
-    def __call__(self, X: Any) -> FloatArray:
-        """Log-probabilities (m, n, C) of objects by all models."""
-        x = self.fitted.objects(X)
-        d, K, n = self.theta.shape
-        return log_proba((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
-
-    def state(self) -> dict[str, Any]:
-        """The fit on all points, and the n models, which are not to be found anew."""
-        return {"fitted": self.fitted, "theta": self.theta}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> LeaveOneOut:
-        fitted, theta = expect(state["fitted"], FittedSymmetric), expect(state["theta"], Tensor)
-        (n, d), K = fitted.bag.X.shape, fitted.bag.K
-        require(theta.shape == (d, K, n) and bool(theta.isfinite().all()), "leave-one-out models")
-        return cls(fitted, theta)
+    def verify(self, n_classes: int) -> None:
+        """Raise where a loaded one is not whole."""
+        super().verify(n_classes)
+        (n, d), K = self.fitted.bag.X.shape, self.fitted.bag.K
+        require(self.theta.shape == (d, K, n) and bool(self.theta.isfinite().all()), "leave-one-out models")
+        require(self.alpha.shape == (n,), "scores")
 
 
 def log_proba(z: Tensor) -> FloatArray:

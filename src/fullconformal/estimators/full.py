@@ -12,28 +12,14 @@ import numpy.typing as npt
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators import validation
+from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
-from fullconformal.estimators.recalibration import Recalibration, check_fresh
-from fullconformal.estimators.validation import (
-    DTYPES,
-    SCHEMES,
-    check_flag,
-    check_full,
-    check_scores,
-    check_stream,
-    check_weights,
-    check_whole,
-    device_of,
-    warn_unreachable,
-)
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
-from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query
-from fullconformal.methods.convex import FittedSymmetric
+from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query, Recalibration
 from fullconformal.methods.select import select
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
@@ -137,7 +123,6 @@ class FullConformalClassifier(ConformalClassifier):
     """
 
     _fitted: Fitted
-    _labels: npt.NDArray[np.int64]  # indices (n,)
     transformer_: Any
     _input_shape: tuple[int, ...]
     _recalibration: Recalibration | None
@@ -171,6 +156,7 @@ class FullConformalClassifier(ConformalClassifier):
 
     # Fitting ----------------------------------------------------------------------------------------------------------
 
+    @whole_or_nothing
     def fit(self, X: Any, y: Any = None) -> FullConformalClassifier:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
@@ -183,33 +169,31 @@ class FullConformalClassifier(ConformalClassifier):
         y : array-like (n,)
             Labels; None where X yields them, which must then be the indices of the network's outputs.
         """
-        check_full(self)
+        validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
         config = self._config()
-        if is_stream(X):
-            check_stream(self, y)
-            for name in ("n_features_in_", "feature_names_in_", "_sample"):  # of an earlier fit to arrays
-                self.__dict__.pop(name, None)
-            self.transformer_, bag = None, Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
+        streamed = is_stream(X)
+        if streamed:
+            validation.check_stream(self, y)
+            bag = Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
         else:
             X, y = self._checked(X, y, reset=True)
             classes, index = encode_labels(y)
-            self._sample = first_rows(X)
-            self.transformer_, X = fit_transformer(transformers, X, y, self.prefit)
             bag = Bag(X, index, classes)
+            self._sample = first_rows(X)
         selection = select(final, self.method, config, bag.X)
-        self.method_, self.method_reason_ = selection.method.name, selection.reason
+        config.work.say(f"method {type(selection.method).__name__}: {selection.reason}")
+        self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
         with progress_bar("training", bool(self.verbose)) as progress:
-            fitted = selection.method.fit(bag, replace(config, progress=progress))
-        self._fitted, self._recalibration, self._labels = fitted, None, fitted.labels
-        self.n_samples_fit_ = len(self._labels)
-        streamed = isinstance(bag.X, Stream)
+            fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
+        self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
+        self.method_, self.method_reason_ = fitted.method, selection.reason
         self.classes_ = np.arange(fitted.n_classes) if streamed else bag.classes
-        self._input_shape = fitted.input_shape if streamed else tuple(bag.X.shape[1:])
+        self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
         told = [self._caveat] if fitted.guarantee == "exact" else fitted.warnings
         if any(told):
-            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=2)
-        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=3)
+            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
+        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
     def _config(self) -> Config:
@@ -225,15 +209,13 @@ class FullConformalClassifier(ConformalClassifier):
             loss=LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
             curvature=self.curvature,
             damping=self.damping,
-            q=SCHEMES[self.scheme],
+            q=validation.SCHEMES[self.scheme],
             approximation=self.approximation,
-            prune=self.prune,
-            device=device_of(self.device, self.estimator),
-            dtype=DTYPES[self.dtype],
+            device=validation.device_of(self.device, self.estimator),
+            dtype=validation.DTYPES[self.dtype],
             memory=int(self.memory_budget * 2**30),
             seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)),
             work=self._work(),
-            verbose=bool(self.verbose),
         )
 
     def _work(self) -> Work:
@@ -243,18 +225,17 @@ class FullConformalClassifier(ConformalClassifier):
     @property
     def _caveat(self) -> str:
         """What the guarantee of an exact method lacks, in words; empty where nothing."""
+        if self.prefit:
+            return ""
         transformers, _ = split_pipeline(self.estimator)
-        steps = (
-            []
-            if transformers is None
-            else [type(step).__name__ for _, step in transformers.steps if needs_labels(step)]
-        )
-        if steps and not self.prefit:
+        every = [] if transformers is None else transformers.steps
+        steps = [type(step).__name__ for _, step in every if needs_labels(step)]
+        if steps:
             return (
                 f"{', '.join(steps)} learned from the labels and was not refitted for each candidate, so the sets are not exactly "
                 "valid; fit it on other data (prefit=True), or leave it out"
             )
-        if self.head is not None and not self.prefit:
+        if self.head is not None:
             return (
                 "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
                 "that has not seen them (prefit=True) they are exact"
@@ -285,28 +266,22 @@ class FullConformalClassifier(ConformalClassifier):
         ndarray (m, C), or a pair of them
             Columns as in ``classes_``.
         """
-        check_flag("smoothing", smoothing)
+        validation.check_flag("smoothing", smoothing)
         X = self._prepare_inputs(X)
-        check_scores(self)
-        points, own = check_weights(weights, len(self._labels), len(X))
-        total = pvalues.comparison_total(
-            self._labels, len(self.classes_), class_conditional=self.class_conditional, weights=points
-        )
+        validation.check_scores(self)
+        points, own = validation.check_weights(weights, self._fitted.n, len(X))
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
-        with progress_bar("p-values", bool(self.verbose)) as progress:
-            query = self._query(points=points, progress=progress)
-            if bounds:
-                assert isinstance(self._fitted, FittedSymmetric)
-                return tuple(pvalues.p_values(part, 0.0 * part, total, own) for part in self._fitted.bounds(X, query))
-            greater, equal = self._fitted.counts(X, query)
         uniform = None
         if smoothing:
             uniform = uniforms(X, int(check_random_state(self.random_state).randint(2**31)))[:, None]
-        if self._recalibration is None:
-            return pvalues.p_values(greater, equal, total, own, uniform)
-        p = pvalues.p_values(greater, equal, total, own)
-        return self._recalibration.p_values(self._fitted, X, p, self._meaning(), weights, uniform)
+        with progress_bar("p-values", bool(self.verbose)) as progress:
+            query = self._query(points=points, progress=progress)
+            if bounds:
+                return self._fitted.bounds(X, query, own)
+            if self._recalibration is not None:
+                return self._recalibration.p_values(self._fitted, X, query, uniform)
+            return self._fitted.p_values(X, query, own, uniform)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
@@ -323,15 +298,9 @@ class FullConformalClassifier(ConformalClassifier):
         return X
 
     def _query(self, **asked: Any) -> Query:
-        conditional = self.class_conditional
-        return Query(
-            SCHEMES[self.scheme],
-            self.approximation,
-            self.prune,
-            class_conditional=conditional,
-            work=self._work(),
-            **asked,
-        )
+        """What is asked about objects, by the parameters as they are now."""
+        q, conditional = validation.SCHEMES[self.scheme], self.class_conditional
+        return Query(q, self.approximation, self.prune, class_conditional=conditional, work=self._work(), **asked)
 
     # Trust ------------------------------------------------------------------------------------------------------------
 
@@ -357,8 +326,8 @@ class FullConformalClassifier(ConformalClassifier):
         Audit
             Prints as a table.
         """
-        check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+        validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         X = self._prepare_inputs(X)
         if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
             raise ValueError(
@@ -385,22 +354,18 @@ class FullConformalClassifier(ConformalClassifier):
             Their labels.
         """
         check_is_fitted(self)
-        index = check_fresh(X, y, self.classes_)
-        self._recalibration = None
-        p = self.predict_p(X)
-        self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), p, index, self._meaning())
+        validation.check_scores(self)
+        index = validation.check_fresh(X, y, self.classes_)
+        with progress_bar("p-values", bool(self.verbose)) as progress:
+            query = self._query(progress=progress)
+            self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), index, query)
         return self
-
-    def _meaning(self) -> tuple[Any, ...]:
-        """What the meaning of a recalibrated p-value rests on."""
-        return self.scheme, self.approximation, self.class_conditional
 
     def warn_unreachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
         fresh = self._recalibration
-        labels, kind = (self._labels, "training") if fresh is None else (fresh.labels, "fresh")
-        sizes = pvalues.comparison_total(labels, len(self.classes_), class_conditional=self.class_conditional)
-        warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
+        sizes = self._query().total(self._fitted.labels, self._fitted.n_classes) if fresh is None else fresh.sizes
+        validation.warn_unreachable(sizes, self.classes_, levels, "training" if fresh is None else "fresh", stacklevel)
 
     def notes(self) -> list[str]:
         if self._fitted.guarantee == "exact":
@@ -421,14 +386,15 @@ class FullConformalClassifier(ConformalClassifier):
 
     def verify(self) -> None:
         """Raise unless a loaded classifier is complete, consistent, and gives p-values of the objects it kept."""
-        check_full(self)
-        n_classes, fitted, labels = self.verify_labels(), self._fitted, self._labels
+        validation.check_full(self)
+        n_classes, fitted = self.verify_labels(), self._fitted
         require(isinstance(fitted, Fitted) and fitted.method == self.method_, "method")
-        require(labels.dtype == np.int64 and labels.shape == (fitted.n,), "labels")
-        require(bool(((labels >= 0) & (labels < n_classes)).all()) and np.array_equal(fitted.labels, labels), "labels")
+        labels = fitted.labels
+        require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < n_classes)).all()), "labels")
         if self._recalibration is not None:
             self._recalibration.verify(n_classes)
-        if not hasattr(self, "_sample"):  # fitted to a stream, which kept no object: tried on one of zeros
+        # A stream kept no object: it is tried on one of zeros.
+        if not hasattr(self, "_sample"):
             shape = self._input_shape
             sizes = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= 2**24
             require(sizes, "shape of objects")

@@ -1,10 +1,10 @@
-"""What split, cross and aggregated conformal prediction hold: models, each with the scores of points that did not train it."""
+"""Points that calibrate and do not train: models with the scores of points they have not seen, and the classifiers that hold such."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,19 +14,20 @@ from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
-from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
-from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
-from fullconformal.estimators.validation import warn_unreachable
+from fullconformal.conformity import ConformityScore
+from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
+from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
+from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.methods.base import Bag, Config
-from fullconformal.methods.probability import Model, fit_model
+from fullconformal.methods.fitting import Model, fit_model
 from fullconformal.models.requirements import finite_rows
-from fullconformal.runtime.tasks import progress_bar
+from fullconformal.runtime.tasks import Work, progress_bar
 from fullconformal.storage import expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Part = tuple[IntArray, IntArray]  # points that train, points that are scored
+#: points that train, points that are scored
+Part = tuple[IntArray, IntArray]
 
 #: parameters that say how labels are scored; what was calibrated with others is of no use
 SCORING = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
@@ -56,36 +57,39 @@ class HeldOut:
 
     def proba(self, X: Any) -> FloatArray:
         """Probabilities (m, C): the mean over the models."""
-        out: FloatArray = np.mean([np.exp(finite_rows(part.model(X))) for part in self.parts], axis=0)
-        return out
+        return np.asarray(np.mean([np.exp(finite_rows(part.model(X))) for part in self.parts], axis=0))
 
     def uniform(self, X: Any) -> FloatArray | None:
         """The uniforms (m,) of randomised scores; None where they are not."""
-        return uniforms(X, self.seed) if self.randomized and self.score.randomised else None
+        return uniforms(X, self.seed) if self.randomized else None
 
     def smoothing(self, X: Any, smoothing: bool) -> FloatArray | None:
         """The uniforms (m, 1) of smoothed p-values: others than those of the scores."""
         return uniforms(X, self.seed + 1)[:, None] if smoothing else None
 
-    def counts(self, part: Calibrated, X: Any, uniform: FloatArray | None) -> tuple[Any, Any]:
-        """Calibration points of a part above and tied with every candidate, (m, C) each.
+    def counts(self, X: Any) -> list[tuple[Any, Any]]:
+        """Calibration points of each part above and tied with every candidate, (m, C) each.
 
         Equal objects in batches of different sizes have scores that differ by rounding; they are tied.
         """
-        log_proba = finite_rows(part.model(X))
-        tau = self.score.scores(log_proba, uniform)
-        tie = self.score.rounding(tau, log_proba, part.model.precision(X))
-        return pvalues.rank_counts(part.ordered, tau, tie)
-
-    def pooled(self, X: Any) -> tuple[Any, Any]:
-        """Points above and tied with every candidate, (m, C) each, over all models."""
-        uniform = self.uniform(X)
-        counts = [self.counts(part, X, uniform) for part in self.parts]
-        return np.sum([greater for greater, _ in counts], axis=0), np.sum([equal for _, equal in counts], axis=0)
+        uniform, found = self.uniform(X), []
+        for part in self.parts:
+            log_proba = finite_rows(part.model(X))
+            tau = self.score.scores(log_proba, uniform)
+            tie = self.score.rounding(tau, log_proba, part.model.precision(X))
+            found.append(pvalues.rank_counts(part.ordered, tau, tie))
+        return found
 
     def p_values(self, X: Any, smoothing: bool = False) -> FloatArray:
-        """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1) (m, C); smoothed where asked for."""
-        return pvalues.p_values(*self.pooled(X), self.sizes, uniform=self.smoothing(X, smoothing))
+        """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1) (m, C), over the points of all parts; smoothed where asked for."""
+        greater, equal = (np.sum(part, axis=0) for part in zip(*self.counts(X), strict=True))
+        return pvalues.p_values(greater, equal, self.sizes, uniform=self.smoothing(X, smoothing))
+
+    def p_values_by_part(self, X: Any, smoothing: bool) -> list[FloatArray]:
+        """p-values (m, C) by each part for itself."""
+        uniform = self.smoothing(X, smoothing)
+        sizes = ([len(group) for group in part.ordered] for part in self.parts)
+        return [pvalues.p_values(*found, n, uniform=uniform) for found, n in zip(self.counts(X), sizes, strict=True)]
 
     def verify(self, n_classes: int) -> None:
         """Raise where a loaded one is not whole."""
@@ -99,8 +103,8 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Start:
-    """What every fit on a part of the data begins with: the bag, the score, how models are trained, and random numbers."""
+class HeldOutFit:
+    """A fit on parts of the data: the bag, how models are trained, how labels are scored, and random numbers."""
 
     estimator: Any
     bag: Bag
@@ -109,20 +113,16 @@ class Start:
     randomized: bool
     class_conditional: bool
     rng: np.random.RandomState
-    n_jobs: int | None
     verbose: bool
-
-    @property
-    def seed(self) -> int:
-        return self.config.seed
 
     def models(self, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
         """Models fitted to the first half of each part, with their log-probabilities of the second, in order."""
         with progress_bar("training", self.verbose) as progress:
-            alone = len(parts) == 1  # the bar then shows the training itself
-            config = Config(**{**vars(self.config), "progress": progress if alone else None})
+            # The bar then shows the training itself.
+            alone = len(parts) == 1
+            config = replace(self.config, progress=progress if alone else None)
             jobs = (delayed(_fit_and_apply)(self.estimator, self.bag, part, config) for part in parts)
-            found = Parallel(n_jobs=self.n_jobs, return_as="generator")(jobs)
+            found = Parallel(n_jobs=config.work.n_jobs, return_as="generator")(jobs)
             for done, fitted in enumerate(found, 1):
                 if progress is not None and not alone:
                     progress(done, len(parts))
@@ -146,18 +146,19 @@ class Start:
             for (model, log_proba), (_, rest) in zip(self.models(parts), parts, strict=True)
         ]
 
-    def held_out(self, parts: list[Calibrated], y: IntArray, score: ConformityScore | None = None) -> HeldOut:
+    def held_out(
+        self, parts: list[Calibrated], y: IntArray, kind: Callable[..., HeldOut] = HeldOut, **fields: Any
+    ) -> HeldOut:
         """What is held of calibrated models, of which points y (k,) calibrate."""
         n_classes = self.bag.n_classes
         sizes = np.bincount(y, minlength=n_classes) if self.class_conditional else np.array([len(y)])
-        fixed = self.score if score is None else score
-        return HeldOut(fixed, self.randomized, self.class_conditional, self.seed, n_classes, parts, sizes)
+        scored = self.score, self.randomized, self.class_conditional, self.config.seed
+        return kind(*scored, n_classes, parts, sizes, **fields)
 
 
 def own_scores(score: ConformityScore, log_proba: FloatArray, y: IntArray, uniform: FloatArray | None) -> FloatArray:
     """Scores (k,) of points with labels y (k,)."""
-    out: FloatArray = score.scores(log_proba, uniform if score.randomised else None)[np.arange(len(y)), y]
-    return out
+    return score.scores(log_proba, uniform)[np.arange(len(y)), y]
 
 
 def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tuple[Model, FloatArray]:
@@ -165,17 +166,6 @@ def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tupl
     train, rest = part
     model = fit_model(estimator, Bag(_safe_indexing(bag.X, train), bag.y[train], bag.classes), config)
     return model, finite_rows(model(_safe_indexing(bag.X, rest)), "to be calibrated with")
-
-
-def score_of(clf: Any) -> ConformityScore:
-    """The conformity score that a classifier's parameters ask for."""
-    asked = clf.conformity_score
-    if isinstance(asked, ConformityScore):
-        return asked
-    kind, never_empty = SCORES[asked], not getattr(clf, "allow_empty", True)
-    if kind is RAPS:
-        return RAPS(never_empty, clf.k_reg, clf.lambda_reg)
-    return APS(never_empty) if kind is APS else kind()
 
 
 def check_trained(y: IntArray, classes: npt.NDArray[Any], what: str, remedy: str) -> None:
@@ -199,23 +189,6 @@ def check_folds(parts: list[Part], n: int) -> None:
             raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
 
 
-def no_p_values(clf: Any) -> ValueError:
-    """The error of CV+ and jackknife+, whose rule has no p-values."""
-    return ValueError(
-        f"{type(clf).__name__} has no p-values: its rule compares a label with each point by the model without that point, which "
-        "guarantees 1 − 2ε. predict_epsilon(X) gives the largest ε at which each label is still in the set, by that rule."
-    )
-
-
-def no_options(clf: Any, options: dict[str, Any]) -> None:
-    """Raise where the rule of CV+ and jackknife+ is given an option of p-values."""
-    if options:
-        raise TypeError(
-            f"{type(clf).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
-            "which leaves no ties to be broken; leave it out."
-        )
-
-
 class HeldOutClassifier(ConformalClassifier):
     """Base of the classifiers that hold a `HeldOut`; they give the constructor, the checks, `fit` and what sets are taken from."""
 
@@ -225,9 +198,58 @@ class HeldOutClassifier(ConformalClassifier):
     def check_params(self) -> None:
         """Raise where a parameter cannot be meant."""
 
+    @abstractmethod
+    def _calibrate(self, fit: HeldOutFit) -> HeldOut:
+        """Train the models, and score the points that did not train them."""
+
+    @whole_or_nothing
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train the models on parts of (X, y), and score the points that they have not seen.
+
+        Parameters
+        ----------
+        X : array-like (n, ...)
+            Objects; an array, DataFrame or tensor.
+        y : array-like (n,)
+            Labels.
+        """
+        self.check_params()
+        X, y = self._checked(X, y, reset=True)
+        known = getattr(self.estimator, "classes_", None) if getattr(self, "prefit", False) else None
+        if known is None:
+            self.classes_, index = encode_labels(y)
+        else:
+            self.classes_, index = known, index_labels(y, known, "the fitted estimator does not know")
+        self.n_samples_fit_, self._sample, self._scored_by = len(index), first_rows(X), self._scoring()
+        rng, score = check_random_state(self.random_state), score_of(self)
+        work = Work(getattr(self, "n_jobs", None))
+        config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)), work=work)
+        randomized = self.randomized and score.randomised
+        fit = HeldOutFit(
+            self.estimator, Bag(X, index, self.classes_), config, score, randomized, self.class_conditional, rng, bool(self.verbose)
+        )  # fmt: skip
+        self._held_out = self._calibrate(fit)
+        self.warn_unreachable(self.confidence_level, stacklevel=4)
+        return self
+
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
+        """p-values (m, C) of every label, columns as in ``classes_``.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        smoothing : bool, default=False
+            Break ties at random: p-values of the true labels are then uniform, not merely larger.
+        """
+        check_flag("smoothing", smoothing)
+        X = self._objects(X)
+        return self._held_out.p_values(X, smoothing)
+
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""
-        return self._held_out.proba(self._objects(X))
+        X = self._objects(X)
+        return self._held_out.proba(X)
 
     def warn_unreachable(self, levels: Any, stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more calibration points than there are."""
@@ -237,25 +259,6 @@ class HeldOutClassifier(ConformalClassifier):
         self.check_params()
         self._held_out.verify(self.verify_labels())
         self.verify_p()
-
-    def _start(self, X: Any, y: Any, encode: Any = encode_labels) -> Start:
-        """Begin a fit with checked objects X and labels y; notes what later predictions are checked against."""
-        self.check_params()
-        X, y = self._checked(X, y, reset=True)
-        classes, index = encode(y)
-        rng = check_random_state(self.random_state)
-        config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)))
-        self.classes_, self.n_samples_fit_, self._sample = classes, len(index), first_rows(X)
-        self._scored_by = self._scoring()
-        bag, n_jobs = Bag(X, index, classes), getattr(self, "n_jobs", None)
-        scored = score_of(self), self.randomized, self.class_conditional
-        return Start(self.estimator, bag, config, *scored, rng, n_jobs, bool(self.verbose))
-
-    def _finish(self, held_out: HeldOut) -> Self:
-        """Keep what was fitted; warn where the points that calibrate are too few."""
-        self._held_out = held_out
-        self.warn_unreachable(self.confidence_level, stacklevel=4)
-        return self
 
     def _objects(self, X: Any) -> Any:
         """Checked objects, to be scored as the calibration points were."""
@@ -271,3 +274,30 @@ class HeldOutClassifier(ConformalClassifier):
     def _scoring(self) -> tuple[Any, ...]:
         """The values of the parameters that say how labels are scored."""
         return tuple(getattr(self, name, None) for name in SCORING)
+
+
+class PlusClassifier(HeldOutClassifier):
+    """Base of CV+ and jackknife+, whose rule compares a label with each point by the model without that point: no p-values."""
+
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
+        """Raise: the method has no p-values; see `predict_epsilon`."""
+        raise ValueError(
+            f"{type(self).__name__} has no p-values: its rule compares a label with each point by the model without that point, which "
+            "guarantees 1 − 2ε. predict_epsilon(X) gives the largest ε at which each label is still in the set, by that rule."
+        )
+
+    def predict_epsilon(self, X: Any, **options: Any) -> FloatArray:
+        """The largest ε (m, C) at which each label is still in the set, by the rule of the method.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        """
+        if options:
+            raise TypeError(
+                f"{type(self).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
+                "which leaves no ties to be broken; leave it out."
+            )
+        X = self._objects(X)
+        return self._held_out.p_values(X)

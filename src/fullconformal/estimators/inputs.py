@@ -20,8 +20,6 @@ from torch import Tensor, bfloat16
 
 from fullconformal.models.requirements import REMEDY, place
 
-MANY = 50  # classes from which labels may be something else
-
 
 def array(tensor: Tensor) -> npt.NDArray[Any]:
     """A tensor as an array; NumPy does not know bfloat16."""
@@ -42,7 +40,8 @@ def contents(X: Any) -> Iterator[bytes]:
             yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
         return
     X = np.asarray(X)
-    named = X.dtype.kind not in "biufc"  # whose bytes would be addresses, or text as wide as the longest in the array
+    # Whose bytes would be addresses, or text as wide as the longest in the array.
+    named = X.dtype.kind not in "biufc"
     for x in X:
         yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
 
@@ -61,15 +60,18 @@ def labels(y: Any) -> Any:
     """Labels as NumPy has them, none missing: pandas' whole numbers and truth values, and objects that all are such, keep their kind."""
     if isinstance(y, str):
         raise ValueError(f"y={y!r} is one word; give the labels, one for each object (of a table: X[{y!r}]).")
-    if y is None:  # of which scikit-learn tells
+    # Of which scikit-learn tells.
+    if y is None:
         return y
     y = unmasked("y", y)
-    if hasattr(y, "iloc") and y.ndim == 2 and y.shape[1] == 1:  # a table of one column
+    # A table of one column.
+    if hasattr(y, "iloc") and y.ndim == 2 and y.shape[1] == 1:
         y = y.iloc[:, 0]
     if isinstance(y, np.ndarray) and not y.dtype.isnative:
         y = y.astype(y.dtype.newbyteorder("="))
     check_labels(y)
-    kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)  # of extension arrays
+    # Of extension arrays.
+    kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
     if kind is not None and kind.kind in "biu":
         return np.asarray(y, dtype=kind)
     if getattr(getattr(y, "dtype", None), "kind", "") == "O" and len({type(label) for label in y}) == 1:
@@ -170,7 +172,8 @@ def not_finite(X: Any) -> str:
     """A sentence on the missing or infinite values of X (n, ...): how many, where the first is, what to do. Empty where there is none."""
     try:
         numbers = X.to_numpy(np.float64, na_value=np.nan) if hasattr(X, "iloc") else np.asarray(X, np.float64)
-    except (TypeError, ValueError):  # no numbers
+    except (TypeError, ValueError):
+        # No numbers.
         return ""
     bad = np.argwhere(~np.isfinite(numbers)).tolist()
     if not bad:
@@ -187,20 +190,32 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Classes (C,) and label indices (n,); at least two classes."""
     y = np.asarray(y)
     try:
-        if y.dtype.kind not in "biu":  # whole numbers are always labels, and looking closer takes longer than the rest
+        # Whole numbers are always labels, and looking closer takes longer than the rest.
+        if y.dtype.kind not in "biu":
             check_classification_targets(y)
         classes, index = np.unique(y, return_inverse=True)
-    except TypeError as error:  # they have no order
+    except TypeError as error:
+        # They have no order.
         kinds = ", ".join(sorted({type(label).__name__ for label in y.tolist()}))
         raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
-    if len(classes) > max(MANY, len(y) / 2):
+    # More than 50 may be something else than labels.
+    if len(classes) > max(50, len(y) / 2):
         warnings.warn(
             f"y has {len(classes):,} classes for {len(y):,} points; is it a quantity or an identifier? Fits take long with so many.",
-            UserWarning, stacklevel=3,
+            UserWarning, stacklevel=4,
         )  # fmt: skip
     return classes, index.astype(np.int64)
+
+
+def index_labels(y: Any, classes: npt.NDArray[Any], problem: str) -> npt.NDArray[np.int64]:
+    """Indices (n,) of labels y (n,) among classes (C,) in any order; an error lists those that are not among them."""
+    unknown = sorted(set(y.tolist()) - set(classes.tolist()))
+    if unknown:
+        raise ValueError(f"y holds labels {problem}: {unknown[:5]}; the classes are {classes.tolist()}.")
+    order = np.argsort(classes)
+    return np.asarray(order[np.searchsorted(classes, y, sorter=order)])
 
 
 def uniforms(X: Any, seed: int) -> npt.NDArray[np.float64]:

@@ -96,7 +96,8 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
         return clf, content.get("notes")
     except StorageError as error:
         raise StorageError(f"{path} cannot be loaded: {one_line(error)}.") from error
-    except Exception as error:  # whatever a strange file leads to, its reader is told that the file is strange
+    except Exception as error:
+        # Whatever a strange file leads to, its reader is told that the file is strange.
         raise StorageError(
             f"{path} cannot be loaded, what it says does not fit together: {type(error).__name__}: {one_line(error)}."
         ) from error
@@ -105,7 +106,7 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
 def know_everything() -> None:
     """Make sure that every class a predictor may hold is on the list of what is saved and loaded."""
     # Imported when first needed, as pandas is slow and this module is imported by those it imports.
-    for name in ("estimators", "storage.foreign"):
+    for name in ("estimators.full", "estimators.split", "estimators.cross", "storage.foreign"):
         import_module(f"fullconformal.{name}")
 
 

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fullconformal import pvalues
-from fullconformal.conformity import RAPS, ConformityScore
-from fullconformal.estimators.held_out import FloatArray, HeldOutClassifier, IntArray, Part, Start, check_trained
-from fullconformal.estimators.inputs import encode_labels
+from fullconformal.conformity import RAPS
+from fullconformal.estimators.held_out import (
+    FloatArray,
+    HeldOut,
+    HeldOutClassifier,
+    HeldOutFit,
+    Part,
+    check_trained,
+)
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
-from fullconformal.methods.base import Config
-from fullconformal.methods.probability import fit_model
+from fullconformal.methods.fitting import fit_model
 from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.sets import likeliest
 from fullconformal.storage import savable
 
-TUNING = 0.3  # the share of the calibration points that chooses the parameters of RAPS, as published
-AGGREGATIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median}
+AGGREGATIONS: dict[str, Callable[..., FloatArray]] = {"mean": np.mean, "median": np.median}
 
 
-def split(begun: Start, calibration_size: float, seed: int, what: str) -> Part:
+def split(fit: HeldOutFit, calibration_size: float, seed: int, what: str) -> Part:
     """Points that train and points that calibrate.
 
     At random, not class by class: the guarantee needs calibration points that are exchangeable with those to come.
     """
-    y = begun.bag.y
+    y = fit.bag.y
     train, rest = train_test_split(np.arange(len(y)), test_size=calibration_size, random_state=seed)
     remedy = f"lower calibration_size={calibration_size!r}, choose another random_state"
-    check_trained(y[train], begun.bag.classes, what, remedy)
+    check_trained(y[train], fit.bag.classes, what, remedy)
     return train, rest
 
 
@@ -101,24 +104,6 @@ class SplitConformalClassifier(HeldOutClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
-    def fit(self, X: Any, y: Any) -> SplitConformalClassifier:
-        """Train on a part of (X, y) and score the rest; with ``prefit=True``, score all of it."""
-        begun = self._start(X, y, self._encode)
-        bag, rng = begun.bag, begun.rng
-        if self.prefit:
-            rest = rng.permutation(len(bag.y))
-            model = fit_model(self.estimator, bag, Config(**{**vars(begun.config), "prefit": True}))
-            log_proba = finite_rows(model(bag.X), "to be calibrated with")[rest]
-        else:
-            part = split(begun, self.calibration_size, begun.seed, "the training part")
-            ((model, log_proba),) = begun.models([part])
-            rest = part[1]
-        labels, uniform = bag.y[rest], rng.uniform(size=len(rest))
-        score, keep = self._tune(begun.score, log_proba, labels, uniform)
-        begun = Start(**{**vars(begun), "score": score})
-        calibrated = begun.calibrated(model, log_proba[keep], labels[keep], uniform[keep])
-        return self._finish(begun.held_out([calibrated], labels[keep]))
-
     def check_params(self) -> None:
         check_held_out(self, tunes=True)
         check_share(self)
@@ -128,37 +113,33 @@ class SplitConformalClassifier(HeldOutClassifier):
         if self.prefit and not isinstance(final, nn.Module):
             check_is_fitted(final)
 
-    def _encode(self, y: Any) -> tuple[npt.NDArray[Any], IntArray]:
-        """Classes (C,) and label indices (n,): those that a fitted estimator knows, where there is one."""
-        known = getattr(self.estimator, "classes_", None) if self.prefit else None
-        if known is None:
-            return encode_labels(y)
-        unseen = sorted(set(y.tolist()) - set(known.tolist()))
-        if unseen:
-            raise ValueError(
-                f"y holds labels the fitted estimator does not know: {unseen[:5]}; its classes are {known.tolist()}."
-            )
-        order = np.argsort(known)
-        return known, order[np.searchsorted(known, y, sorter=order)]
-
-    def _tune(
-        self, score: ConformityScore, log_proba: FloatArray, y: IntArray, uniform: FloatArray
-    ) -> tuple[ConformityScore, slice]:
-        """The score with its open parameters chosen, and the calibration points that did not serve for it."""
-        held = 0
-        if not score.complete:
-            held = int(TUNING * len(y))
+    def _calibrate(self, fit: HeldOutFit) -> HeldOut:
+        bag, rng = fit.bag, fit.rng
+        if self.prefit:
+            rest = rng.permutation(len(bag.y))
+            model = fit_model(self.estimator, bag, replace(fit.config, prefit=True))
+            log_proba = finite_rows(model(bag.X), "to be calibrated with")[rest]
+        else:
+            part = split(fit, self.calibration_size, fit.config.seed, "the training part")
+            ((model, log_proba),) = fit.models([part])
+            rest = part[1]
+        labels, uniform = bag.y[rest], rng.uniform(size=len(rest))
+        if not fit.score.complete:
+            # The first 30 %, as published, choose the open parameters of the score, and serve nothing else.
+            held = int(0.3 * len(labels))
             if not held:
                 raise ValueError(
-                    f"{len(y)} calibration points are too few to tune RAPS on a part of them; give k_reg and lambda_reg, or more points."
+                    f"{len(labels)} calibration points are too few to tune RAPS on a part of them; give k_reg and lambda_reg, "
+                    "or more points."
                 )
-            drawn = uniform[:held] if self.randomized else None
-            score = score.tuned(log_proba[:held], y[:held], 1 - self.confidence_level, drawn)
-        if isinstance(score, RAPS):
-            self.k_reg_, self.lambda_reg_ = score.k_reg, score.lambda_reg
-        return score, slice(held, None)
+            drawn = uniform[:held] if fit.randomized else None
+            score = fit.score.tuned(log_proba[:held], labels[:held], 1 - self.confidence_level, drawn)
+            fit, log_proba, labels, uniform = replace(fit, score=score), log_proba[held:], labels[held:], uniform[held:]
+        if isinstance(fit.score, RAPS):
+            self.k_reg_, self.lambda_reg_ = fit.score.k_reg, fit.score.lambda_reg
+        return fit.held_out([fit.calibrated(model, log_proba, labels, uniform)], labels)
 
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
         """p-values (m, C) of every label, columns as in ``classes_``.
 
         Parameters
@@ -173,12 +154,9 @@ class SplitConformalClassifier(HeldOutClassifier):
                 "sets that are never empty (allow_empty=False) have no p-values; predict_epsilon(X) gives the largest ε at which "
                 "each label is still in the set."
             )
-        check_flag("smoothing", smoothing)
-        return self._held_out.p_values(self._objects(X), smoothing)
+        return super().predict_p(X, smoothing=smoothing)
 
-    def predict_epsilon(  # type: ignore[override]
-        self, X: Any, *, smoothing: bool = False
-    ) -> npt.NDArray[np.float64]:
+    def predict_epsilon(self, X: Any, *, smoothing: bool = False) -> FloatArray:  # type: ignore[override]
         """The largest ε (m, C) at which each label is still in the set: p-values, and 1 for the label that is always included.
 
         Parameters
@@ -189,9 +167,9 @@ class SplitConformalClassifier(HeldOutClassifier):
             Break ties at random.
         """
         check_flag("smoothing", smoothing)
-        X = self._objects(X)
-        p = self._held_out.p_values(X, smoothing)
-        return p if self.allow_empty else np.where(likeliest(p, self._held_out.proba(X)), 1.0, p)
+        X, held = self._objects(X), self._held_out
+        p = held.p_values(X, smoothing)
+        return p if self.allow_empty else np.where(likeliest(p, held.proba(X)), 1.0, p)
 
 
 @savable
@@ -237,22 +215,21 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         check_option("aggregation", self.aggregation, tuple(AGGREGATIONS))
         check_whole("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
 
-    def fit(self, X: Any, y: Any) -> AggregatedConformalClassifier:
-        """Train and calibrate on each of the random splits of (X, y)."""
-        begun = self._start(X, y)
-        y, rng = begun.bag.y, begun.rng
-        seeds: list[int] = [int(seed) for seed in np.atleast_1d(rng.randint(2**31, size=self.n_estimators))]
+    def _calibrate(self, fit: HeldOutFit) -> HeldOut:
+        y, rng = fit.bag.y, fit.rng
+        seeds = np.asarray(rng.randint(2**31, size=self.n_estimators)).tolist()
         parts = [
-            split(begun, self.calibration_size, seed, f"the training part of split {k}") for k, seed in enumerate(seeds)
+            split(fit, self.calibration_size, seed, f"the training part of split {k}") for k, seed in enumerate(seeds)
         ]
         calibrated = [
-            begun.calibrated(model, log_proba, y[rest], rng.uniform(size=len(rest)))
-            for (model, log_proba), (_, rest) in zip(begun.models(parts), parts, strict=True)
+            fit.calibrated(model, log_proba, y[rest], rng.uniform(size=len(rest)))
+            for (model, log_proba), (_, rest) in zip(fit.models(parts), parts, strict=True)
         ]
+        # Warned of is the split with the fewest points of a class.
         fewest = min(parts, key=lambda part: np.bincount(y[part[1]], minlength=len(self.classes_)).min())[1]
-        return self._finish(begun.held_out(calibrated, y[fewest]))
+        return fit.held_out(calibrated, y[fewest])
 
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
+    def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
         """Combined p-values (m, C) of every label, columns as in ``classes_``; twice them are valid.
 
         Parameters
@@ -263,11 +240,5 @@ class AggregatedConformalClassifier(HeldOutClassifier):
             Break ties at random.
         """
         check_flag("smoothing", smoothing)
-        X, held = self._objects(X), self._held_out
-        u, smooth = held.uniform(X), held.smoothing(X, smoothing)
-        p = [
-            pvalues.p_values(*held.counts(part, X, u), [len(group) for group in part.ordered], uniform=smooth)
-            for part in held.parts
-        ]
-        out: npt.NDArray[np.float64] = AGGREGATIONS[self.aggregation](p, axis=0)
-        return out
+        X = self._objects(X)
+        return AGGREGATIONS[self.aggregation](self._held_out.p_values_by_part(X, smoothing), axis=0)

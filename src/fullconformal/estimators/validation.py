@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.utils.validation import _num_samples, column_or_1d
 from torch import nn
 
 from fullconformal import sets
-from fullconformal.conformity import SCORES, ConformityScore
+from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
+from fullconformal.estimators.inputs import index_labels, labels
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import ConformalWarning, Method
-from fullconformal.methods.probability import trained_here
+from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
-from fullconformal.sets import check_levels
 
 Array = npt.NDArray[Any]
 
@@ -55,23 +56,23 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
 
 
-def check_flags(options: Any, *names: str) -> None:
-    """Raise unless the options of these names are truth values."""
-    for name in names:
-        check_flag(name, getattr(options, name))
-
-
-def check_running(options: Any) -> None:
-    """Raise where n_jobs, checkpoint or verbose, of those there are, cannot be meant."""
-    jobs, folder = getattr(options, "n_jobs", None), getattr(options, "checkpoint", None)
+def check_shared(clf: Any) -> None:
+    """Raise where a parameter that classifiers share, of those there are, cannot be meant."""
+    sets.check_levels(clf.confidence_level)
+    for name in ("randomized", "class_conditional", "prefit", "allow_empty"):
+        check_flag(name, getattr(clf, name, True))
+    check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
+    if clf.l2 is not None:
+        check_number("l2", clf.l2, 0, "None or a number ≥ 0")
+    jobs, folder = getattr(clf, "n_jobs", None), getattr(clf, "checkpoint", None)
     if jobs is not None and (not isinstance(jobs, (int, np.integer)) or isinstance(jobs, bool) or jobs == 0):
         raise ValueError(f"n_jobs={jobs!r} is not allowed; give None, a whole number ≥ 1, or -1 for all cores.")
     if folder is not None and not isinstance(folder, (str, os.PathLike)):
         raise ValueError(f"checkpoint={folder!r} is not allowed; give None or the path of a folder.")
     if folder is not None and os.path.isfile(folder):
         raise ValueError(f"checkpoint={str(folder)!r} is a file; give the path of a folder.")
-    if not isinstance(options.verbose, (bool, np.bool_)):
-        check_whole("verbose", options.verbose, 0, "0 or 1")
+    if not isinstance(clf.verbose, (bool, np.bool_)):
+        check_whole("verbose", clf.verbose, 0, "0 or 1")
 
 
 def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
@@ -87,6 +88,15 @@ def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
                 f"weights of the {name} points must be {size} finite numbers ≥ 0, not all 0; got shape {part.shape}."
             )
     return checked[0], checked[1][:, None]
+
+
+def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Label indices (m,) of fresh points, which must be known labels, one for each object."""
+    y = column_or_1d(labels(y))
+    index = index_labels(y, classes, "unseen in training")
+    if _num_samples(X) != len(y):
+        raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
+    return index
 
 
 def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:
@@ -121,14 +131,9 @@ def check_full(clf: Any) -> None:
         check_number("damping", clf.damping, 0, "None or a number ≥ 0")
         if isinstance(clf.curvature, Curvature):
             raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
-    if clf.l2 is not None:
-        check_number("l2", clf.l2, 0, "None or a number ≥ 0")
-    check_flags(clf, "prefit")
-    check_running(clf)
+    check_shared(clf)
     check_number("memory_budget", clf.memory_budget, 0, "a number of GiB > 0", strict=True)
-    check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
     check_option("dtype", clf.dtype, tuple(DTYPES))
-    check_levels(clf.confidence_level)
     final = split_pipeline(clf.estimator)[1]
     if is_neighbors(final) and clf.method in ("influence", "symmetric"):
         raise ValueError(
@@ -153,7 +158,7 @@ def check_full(clf: Any) -> None:
 def check_scores(clf: Any) -> None:
     """Raise where a parameter of `FullConformalClassifier` that may be changed after fit cannot be meant."""
     check_option("scheme", clf.scheme, tuple(SCHEMES))
-    check_flags(clf, "class_conditional")
+    check_flag("class_conditional", clf.class_conditional)
     check_option("approximation", clf.approximation, tuple(APPROXIMATIONS))
     if not (isinstance(clf.prune, (bool, np.bool_)) or clf.prune == "auto"):
         raise ValueError(f"prune={clf.prune!r} is unknown; allowed: 'auto', True, False.")
@@ -182,7 +187,8 @@ def device_of(device: str, estimator: Any) -> torch.device:
         return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
     try:
         probe = torch.zeros(1, device=device)
-        probe.item()  # which "meta" has none of
+        # Which "meta" has none of.
+        probe.item()
         return probe.device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={device!r} cannot be used here: {error}") from error
@@ -192,18 +198,12 @@ def check_held_out(clf: Any, tunes: bool = False) -> None:
     """Raise where a parameter of a classifier that calibrates on held-out points cannot be meant; `tunes` where it tunes RAPS."""
     if not isinstance(clf.conformity_score, ConformityScore):
         check_option("conformity_score", clf.conformity_score, tuple(SCORES))
-    check_levels(clf.confidence_level)
-    flags = ("randomized", "class_conditional", "prefit", "allow_empty")
-    check_flags(clf, *(name for name in flags if hasattr(clf, name)))
-    check_running(clf)
-    check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
-    if clf.l2 is not None:
-        check_number("l2", clf.l2, 0, "None or a number ≥ 0")
+    check_shared(clf)
     if clf.k_reg is not None:
         check_whole("k_reg", clf.k_reg, 0, "None or a whole number ≥ 0")
     if clf.lambda_reg is not None:
         check_number("lambda_reg", clf.lambda_reg, 0, "None or a number ≥ 0")
-    if clf.conformity_score == "raps" and not tunes and None in (clf.k_reg, clf.lambda_reg):
+    if not tunes and not score_of(clf).complete:
         raise ValueError(
             f"conformity_score='raps' needs k_reg and lambda_reg, got {clf.k_reg!r} and {clf.lambda_reg!r}; only "
             "SplitConformalClassifier tunes them, on a part of its calibration points."
@@ -221,6 +221,17 @@ def check_held_out(clf: Any, tunes: bool = False) -> None:
         )
     if clf.l2 is not None:
         raise ValueError(f"l2={clf.l2!r} was given, but {name} brings its own penalty; set it there.")
+
+
+def score_of(clf: Any) -> ConformityScore:
+    """The conformity score that a classifier's parameters ask for."""
+    asked = clf.conformity_score
+    if isinstance(asked, ConformityScore):
+        return asked
+    kind, never_empty = SCORES[asked], not getattr(clf, "allow_empty", True)
+    if kind is RAPS:
+        return RAPS(never_empty, clf.k_reg, clf.lambda_reg)
+    return APS(never_empty) if kind is APS else kind()
 
 
 def check_share(clf: Any) -> None:

@@ -1,4 +1,4 @@
-"""The direct approximation for a softmax layer on fixed features, its curvature a Kronecker product: O(d + C) a point for all labels.
+"""The direct approximation for a softmax layer on fixed features, its curvature a Kronecker product: the bag, and its counts.
 
 A point's gradient is φ_i ⊗ r_i, with φ_i the layer's input (d, a 1 appended for the bias) and r_i = π_i − e_{y_i}. With 𝓗/n ≈ A ⊗ S,
 
@@ -20,6 +20,9 @@ All formulas then hold for the rounded features, the bounds among them, and a te
 Against unrounded features c_ix has an error of about 2⁻¹¹√2·|T_i∘T_x| ≈ 2⁻¹¹√(2/d)·|T_i||T_x|: of k_i, 1.5e-5·√(s_iŝ) at d = 2,048.
 Losses, Q, s and thresholds are not rounded so.
 
+Pruning. Points are sorted by b_i = ℓ_i + q·s_i and cut into chunks of blocks. A chunk whose b differ from τ by more than √(max s·ŝ) is
+decided for that candidate, and only the others are multiplied with T_x. With c_ix known, |c_ix|·max_y|Q_iy| decides blocks.
+
 Rounding. Scores closer than their rounding error are tied: a few units in the last place of ℓ, s and the logits, and for the product
 4√(d + C) of them, relative to |T_i||T_x|/n·2max_y|Q_iy|: w_i·v_x, a number of the point times one of the object.
 """
@@ -27,19 +30,26 @@ Rounding. Scores closer than their rounding error are tied: a few units in the l
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import CurvatureError, Factor, smallest_eigenvalue
 from fullconformal.curvature.dense import factorise
+from fullconformal.influence.scores import Counts, Progress
 from fullconformal.losses import SOFTMAX
 from fullconformal.storage import savable
 
-ULPS = 8  # units in the last place that a number may be wrong by
-PASS = 8192  # points that pass through float64 together
+# Units in the last place that a number may be wrong by.
+ULPS = 8
+# Points that pass through float64 together.
+PASS = 8192
+# Points whose bounds are formed together, and decided where they tell.
+BLOCK = 64
 
 
 def kronecker_factors(A: Tensor, S: Tensor, penalty: Tensor) -> tuple[Factor, Factor]:
@@ -103,7 +113,8 @@ class Collector:
         self.phi, self.R, self.loss, self.y = (part[:rows] for part in (self.phi, self.R, self.loss, self.y))
         S = self.S / n
         a, s = kronecker_factors(self.A / n, S, penalty + damping)
-        root = a.half(torch.eye(d).to(S)).T.contiguous()  # L⁻¹
+        # L⁻¹.
+        root = a.half(torch.eye(d).to(S)).T.contiguous()
         inverse = s.solve(torch.eye(len(S)).to(S))
         T = torch.zeros_like(self.phi, dtype=torch.float16) if half else self.phi
         s_self, length = torch.zeros_like(self.loss), torch.zeros_like(self.loss)
@@ -120,19 +131,15 @@ class Collector:
         figures = Figures(G, decrement, damping + max(a.damping, s.damping), low)
         order = torch.argsort(self.loss[:n] + q * s_self[:n], stable=True)
         order = torch.cat([order, torch.arange(n, rows, device=order.device)])
+        # In place, a few columns at a time.
+        step = max(16, 2**24 // rows)
         for matrix in (T, self.R):
-            _reorder(matrix, order)
+            for k in range(0, matrix.shape[1], step):
+                matrix[:, k : k + step] = matrix[order, k : k + step]
         spread = torch.maximum(self.R.amax(1), -self.R.amin(1))
         w = 2 * spread * length[order] / math.sqrt(n)
         loss, s_self, y = self.loss[order], s_self[order], self.y[order]
         return LayerBag(T, self.R, loss, s_self, y, order[:n], spread, w, n, root, inverse, figures)
-
-
-def _reorder(matrix: Tensor, order: Tensor) -> None:
-    """Rows of a matrix in another order, in place, a few columns at a time."""
-    step = max(16, 2**24 // len(matrix))
-    for at in range(0, matrix.shape[1], step):
-        matrix[:, at : at + step] = matrix[order, at : at + step]
 
 
 @dataclass(frozen=True)
@@ -145,10 +152,6 @@ class Candidates:
     high: Tensor
     s: Tensor
     v: Tensor
-
-    def at(self, index: Tensor) -> Candidates:
-        """Those of some of the objects."""
-        return Candidates(*(part[index] for part in (self.T, self.pi, self.low, self.high, self.s, self.v)))
 
 
 @savable
@@ -174,20 +177,9 @@ class LayerBag:
         """Rounding error (N,) of b: that of its terms."""
         return ULPS * torch.finfo(self.Q.dtype).eps * (self.loss + self.self_influence)
 
-    @property
-    def largest_leverage(self) -> float:
-        """The largest leverage of a point along its own residual."""
-        return float(SOFTMAX.leverage(self.loss[: self.n], self.self_influence[: self.n]).max())
-
     def room(self, x: Candidates, at: slice) -> Tensor:
         """Rounding error (m, k) granted to the scores of training points in a slice."""
         return self.slack[at] + x.v * self.w[at]
-
-    def base(self, q: float) -> Tensor:
-        """b = ℓ + q·s (N,), −∞ where there is no point."""
-        b = self.loss + q * self.self_influence
-        b[self.n :] = -torch.inf
-        return b
 
     def candidates(self, features: Tensor, logits: Tensor, q: float) -> Candidates:
         """Thresholds and what the products need, from features (m, d) and logits (m, C)."""
@@ -212,3 +204,127 @@ class LayerBag:
         else:
             c = x.T.to(self.Q.dtype) @ self.T[at].to(self.Q.dtype).T
         return c.div_(self.n), x.pi @ self.Q[at].T
+
+
+@torch.no_grad()
+def last_layer_counts(
+    bag: LayerBag,
+    features: Tensor,
+    logits: Tensor,
+    q: float,
+    weights: Tensor | None = None,
+    class_conditional: bool = False,
+    prune: bool = True,
+    memory: int = 2**30,
+    progress: Progress | None = None,
+    chunk: int = 4096,
+    fused: bool | None = None,
+) -> Counts:
+    """Counts for the candidates of m objects from their features (m, d) and logits (m, C); weights (n,) of the training points.
+
+    So many points as `chunk` says, a multiple of 128, are multiplied together; `fused` is whether a GPU's kernels count, by default where
+    they run.
+    """
+    m, n_classes = logits.shape
+    w = torch.zeros(len(bag.T), dtype=torch.float64, device=bag.T.device)
+    w[: bag.n] = 1.0 if weights is None else weights[bag.order]
+    count, each = _pruned, 64 * chunk + 64 * (chunk // BLOCK) * n_classes
+    if class_conditional:
+        count = _own_class
+    elif weights is None and (kernels_run(bag.Q.device, bag.Q.dtype) if fused is None else fused):
+        # Two numbers for each pair of points; the other ways go by chunks, and by blocks × candidates.
+        count, each, chunk = _fused, 16 * len(bag.T), len(bag.T)
+    step = max(1, min(128 if count is _fused else 512, memory // 4 // each))
+    counts = torch.zeros(2, m, n_classes, dtype=torch.float64, device=bag.T.device)
+    b, work = bag.loss + q * bag.self_influence, 0
+    b[bag.n :] = -torch.inf
+    for start in range(0, m, step):
+        some = slice(start, start + step)
+        x = bag.candidates(features[some], logits[some], q)
+        for at in (slice(k, min(k + chunk, len(b))) for k in range(0, len(b), chunk)):
+            work += count(bag, b, w, x, at, prune, counts[:, some])
+        if progress is not None:
+            progress(min(start + step, m), m)
+    greater, equal = counts.cpu().numpy()
+    return Counts(greater, equal, work / max(1, m * n_classes * bag.n))
+
+
+@cache
+def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for scores on a device: Triton compiles them, and needs a C compiler, which not every machine has."""
+    if device.type != "cuda" or dtype != torch.float32 or find_spec("triton") is None:
+        return False
+    from fullconformal.last_layer import kernels
+
+    ones = torch.ones(128, 128, device=device)
+    one = ones[0]
+    try:
+        kernels.count(ones, one, one, one, one, ones, ones.clone(), one, ones, ones)
+    except Exception as error:  # whatever it is, plain PyTorch counts as well
+        warnings.warn(f"the GPU kernels do not compile here, counting is slower without them: {error}", stacklevel=2)
+        return False
+    return True
+
+
+# Three ways to add the counts (2, m, C) of the training points in a slice; each returns the number of scores that it formed.
+
+
+def _fused(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune: bool, counts: Tensor) -> int:
+    """All training points in one kernel; their weights are one."""
+    from fullconformal.last_layer import kernels
+
+    c, u = bag.products(x, at)
+    v = x.v[:, 0].contiguous()
+    greater, not_below = kernels.count(bag.Q, b, bag.slack, bag.spread, bag.w, c, u, v, x.low, x.high, prune)
+    counts[0] += greater
+    counts[1] += not_below - greater
+    return x.s.numel() * bag.n
+
+
+def _own_class(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune: bool, counts: Tensor) -> int:
+    """A candidate is compared with the points of its own label: one label a point, which is less work than looking for blocks."""
+    c, u = bag.products(x, at)
+    y = bag.y[at]
+    alpha = b[at] - c * (u - bag.Q[at].gather(1, y[:, None])[:, 0])
+    for into, part in zip(counts, _compared(alpha, bag.room(x, at), x.low[:, y], x.high[:, y]), strict=True):
+        into.index_add_(1, y, part * w[at])
+    return alpha.numel()
+
+
+def _pruned(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune: bool, counts: Tensor) -> int:
+    """Candidates that the slice does not decide as a whole are compared block by block."""
+    reach = (bag.self_influence[at].amax() * x.s).sqrt() + 2 * (bag.slack[at].amax() + bag.w[at].amax() * x.v)
+    reach = reach if prune else reach.fill_(torch.inf)
+    surely, never = b[at].amin() - reach > x.high, b[at].amax() + reach < x.low
+    counts[0] += surely * w[at].sum()
+    alive = (~(surely | never)).any(1).nonzero()[:, 0]
+    if not len(alive):
+        return 0
+    x, done = Candidates(*(part[alive] for part in vars(x).values())), (surely | never)[alive]
+    c, u = bag.products(x, at)
+    a, room = b[at] - c * u, bag.room(x, at)
+    reach = c.abs() * bag.spread[at] + 2 * room
+    reach = reach if prune else reach.fill_(torch.inf)
+    m, n_classes = x.s.shape
+    top, bottom = (a + reach).view(m, -1, BLOCK).amax(2), (a - reach).view(m, -1, BLOCK).amin(2)
+    # Not what reaches the threshold: where nothing is pruned, rows without a point have no bounds.
+    open_ = ~((top[:, :, None] < x.low[:, None]) | done[:, None])
+    surely = open_ & (bottom[:, :, None] > x.high[:, None])
+    open_ &= ~surely
+    w = w[at].view(-1, BLOCK)
+    found = torch.zeros(2, m, n_classes, dtype=torch.float64, device=w.device)
+    found[0] = torch.einsum("mbc,b->mc", surely.double(), w.sum(1))
+    Q, a, c, room = bag.Q[at].view(-1, BLOCK, n_classes), *(part.view(m, -1, BLOCK) for part in (a, c, room))
+    for i, j, y in zip(*(part.split(2**14) for part in open_.nonzero(as_tuple=True)), strict=True):
+        alpha = a[i, j] + c[i, j] * Q[j, :, y]
+        parts = _compared(alpha, room[i, j], x.low[i, y][:, None], x.high[i, y][:, None])
+        for into, part in zip(found, parts, strict=True):
+            into.view(-1).index_add_(0, i * n_classes + y, (part * w[j]).sum(1))
+    counts[:, alive] += found
+    return int(open_.sum()) * BLOCK
+
+
+def _compared(alpha: Tensor, room: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Which scores, that may be wrong by `room`, are above thresholds from low to high, and which are tied with them."""
+    above = alpha - room > high
+    return above, (alpha + room >= low) & ~above

@@ -27,10 +27,6 @@ except ImportError:  # the kernels below then exist, but cannot run
         return function
 
 
-POINTS, LABELS, WARPS = 64, 64, 1  # a tile: points × labels, and the warps that share it; the fastest of 44 on an H200
-BLOCKS = 16  # of points whose bounds one program forms
-
-
 @jit
 def _bounds(c, u, b, slack, spread, w, v, a, top, bottom, n, POINTS: tl.constexpr, BLOCKS: tl.constexpr):
     """a = b − c·u, and the largest and smallest score of a block of points against an object, whatever the label."""
@@ -62,7 +58,8 @@ def _count(
     q = tl.load(Q + i.to(tl.int64)[:, None] * n_classes + y[None, :], mask=real[None, :], other=0.0)
     fixed, growing = tl.load(slack + i), tl.load(w + i)
     for step in range(m):
-        x = (step + block) % m  # programs that run together add to different counters
+        # Programs that run together add to different counters.
+        x = (step + block) % m
         row = x.to(tl.int64) * n
         some, all_ = True, False
         if PRUNE:
@@ -100,20 +97,24 @@ def count(
     low: Tensor,
     high: Tensor,
     prune: bool = True,
-    points: int = POINTS,
-    labels: int = LABELS,
-    warps: int = WARPS,
+    points: int = 64,
+    labels: int = 64,
+    warps: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Numbers (m, C) of points surely above, and of those not below, each candidate's interval [low, high] (m, C).
 
     Q (n, C), b, slack, w and spread = max_y|Q_iy| (n,), c and u (m, n), v (m,), all float32 and contiguous; n a multiple of
     `points`. A point's score may be wrong by slack + w·v. u is overwritten.
+
+    A tile is of points × labels, and some warps share it: as they are, the fastest of 44 on an H200.
     """
     (n, n_classes), m = Q.shape, len(c)
+    # Blocks of points whose bounds one program forms.
+    blocks = 16
     tiles = -(-n_classes // labels)
     top, bottom = c.new_empty(2, m, n // points)
-    grid = -(-n // (points * BLOCKS)), m
-    _bounds[grid](c, u, b, slack, spread, w, v, u, top, bottom, n, POINTS=points, BLOCKS=BLOCKS, num_warps=4)
+    grid = -(-n // (points * blocks)), m
+    _bounds[grid](c, u, b, slack, spread, w, v, u, top, bottom, n, POINTS=points, BLOCKS=blocks, num_warps=4)
     pad = (0, tiles * labels - n_classes)
     lowest = torch.nn.functional.pad(low, pad, value=torch.inf).view(m, tiles, labels).amin(2)
     highest = torch.nn.functional.pad(high, pad, value=-torch.inf).view(m, tiles, labels).amax(2)

@@ -1,6 +1,7 @@
 """A trained network, split at its last layer, and its training points, a batch at a time.
 
-One pass suffices, and labels come with their objects, so a loader may shuffle. Nothing larger than a batch is copied."""
+One pass suffices, and labels come with their objects, so a loader may shuffle. Nothing larger than a batch is copied.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from fullconformal.losses import SOFTMAX
 from fullconformal.models.networks import Backbone, is_zero_first, last_step
 from fullconformal.storage import expect, savable
 
+# Objects that go through the network together.
 BATCH = 1024
 
 
@@ -68,26 +70,19 @@ class Stream:
         plain = isinstance(self.source.sampler, SequentialSampler) or isinstance(self.source.dataset, IterableDataset)
         return plain and (self.source.batch_sampler is None or type(self.source.batch_sampler) is BatchSampler)
 
-    def check(self) -> None:
-        """Raise where the source would not yield every training point once."""
-        if self.y is not None:
-            return
-        if getattr(self.loader.sampler, "replacement", False):
-            raise ValueError(
-                f"X draws with replacement ({type(self.loader.sampler).__name__}); full conformal prediction needs every training "
-                "point once. Give a DataLoader without that sampler."
-            )
-        if self.expected == 0:
-            raise ValueError("X yields no points: the dataset is empty.")
-
     def raw(self) -> Iterator[tuple[Any, Any]]:
-        """Batches as the source gives them."""
+        """Batches as the source gives them; an error where it would not yield every training point once."""
         if self.y is not None:
             for at in range(0, len(self.y), BATCH):
                 part = self.source[at : at + BATCH]
                 # A copy of the batch alone: torch takes no read-only memory.
                 yield part if isinstance(part, Tensor) else np.array(part), self.y[at : at + BATCH]
             return
+        if getattr(self.loader.sampler, "replacement", False):
+            raise ValueError(
+                f"X draws with replacement ({type(self.loader.sampler).__name__}); full conformal prediction needs every training "
+                "point once. Give a DataLoader without that sampler."
+            )
         for item in self.loader:
             if not isinstance(item, (tuple, list)) or len(item) != 2:
                 got = f"{len(item)} parts" if isinstance(item, (tuple, list)) else type(item).__name__
@@ -104,14 +99,13 @@ class Stream:
                     "X must yield batches of objects (k, ...) with whole-number labels (k,), got shapes "
                     f"{tuple(x.shape)} and {tuple(y.shape)} of {y.dtype}; give a DataLoader that makes batches."
                 )
-            shape = tuple(x.shape[1:]) if shape is None else shape
+            shape = shape or tuple(x.shape[1:])
             if tuple(x.shape[1:]) != shape:
                 raise ValueError(f"X yields objects of shape {tuple(x.shape[1:])} after others of shape {shape}.")
-            x = x.to(device=device, dtype=dtype)
             n += len(y)
-            yield x, y.to(device=device, dtype=torch.long)
+            yield x.to(device=device, dtype=dtype), y.to(device=device, dtype=torch.long)
         if not n:
-            raise ValueError("X yields no points: the loader is empty.")
+            raise ValueError("X yields no points: the dataset or the loader is empty.")
         if self.expected is not None and n != self.expected:
             raise ValueError(
                 f"X yielded {n} of its {self.expected} points; full conformal prediction needs every training point once: leave "
@@ -129,6 +123,8 @@ class Head:
     layer: nn.Linear
     device: torch.device
     dtype: torch.dtype
+    #: shape of an object
+    input_shape: tuple[int, ...]
 
     @classmethod
     def of(cls, network: nn.Module, x: Tensor) -> Head:
@@ -144,7 +140,7 @@ class Head:
                 "curvature='last_layer_kron' needs a last layer with one output a class; a logistic regression of two classes has "
                 "a single one, for which curvature='ggn' is exact and as cheap."
             )
-        return cls(Backbone(network, name), name, layer, x.device, x.dtype)
+        return cls(Backbone(network, name), name, layer, x.device, x.dtype, tuple(x.shape[1:]))
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,15 +170,15 @@ class Head:
         return np.asarray(SOFTMAX.log_proba(self.split(X)[1].double()).cpu().numpy())
 
     def state(self) -> dict[str, Any]:
-        """The network, and the name of its last layer."""
-        return {"network": self.backbone.network, "name": self.name}
+        """The network, the name of its last layer, and the shape of an object."""
+        return {"network": self.backbone.network, "name": self.name, "input_shape": self.input_shape}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Head:
         """A network, split at its last layer again."""
         network, name = expect(state["network"], nn.Module), expect(state["name"], str)
-        layer = expect(network.get_submodule(name), nn.Linear)
-        return cls(Backbone(network, name), name, layer, layer.weight.device, layer.weight.dtype)
+        layer, shape = expect(network.get_submodule(name), nn.Linear), expect(state["input_shape"], tuple)
+        return cls(Backbone(network, name), name, layer, layer.weight.device, layer.weight.dtype, shape)
 
     def penalty(self, penalties: Mapping[str, float], part: str) -> float:
         """The penalty of the layer's weight or bias, of those of the network's parameters; the layer may be the network."""

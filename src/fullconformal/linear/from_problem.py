@@ -106,5 +106,5 @@ def design(problem: Problem, X: Tensor) -> Tensor:
 def by_numpy(function: Callable[[FloatArray], FloatArray], x: Tensor) -> Tensor:
     """What a function of arrays makes of a tensor, on its device."""
     # NumPy's threads, once started, are in the way of torch's for a while.
-    with blas_alone(x.T.shape):
+    with blas_alone((x.shape[-1], len(x))):
         return torch.as_tensor(function(x.cpu().numpy())).to(x.device)

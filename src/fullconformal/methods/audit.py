@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullconformal.linear.from_problem import fit_linear
+from fullconformal.linear.from_problem import Regression
 from fullconformal.methods.base import Fitted, Progress, Query
+from fullconformal.methods.fitting import FittedProblem
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
 from fullconformal.sets import members
@@ -51,6 +54,7 @@ class Audit:
 
     @property
     def changed(self) -> int:
+        """Pairs whose label would enter or leave the set at `confidence_level`."""
         method, exact = (members(p, 1 - self.confidence_level) for p in (self.p_method, self.p_exact))
         return int((method != exact).sum())
 
@@ -71,44 +75,48 @@ class Audit:
 
 
 class Refits:
-    """Minimisers of F over changed bags, each started from θ_Z: Newton for linear problems, L-BFGS for others."""
+    """Minimisers of F over changed bags, each started from θ_Z: Newton for logistic regressions, L-BFGS for others."""
 
-    def __init__(self, problem: Problem):
-        self.problem = problem
-        self.work = Problem(copy.deepcopy(problem.model), problem.X, problem.y, 0.0, problem.chunk)
+    def __init__(self, fitted: FittedProblem):
+        self.inputs, self.problem = fitted.inputs, fitted.problem
+        problem = self.problem
+        self.work = Problem(
+            copy.deepcopy(problem.model), problem.X, problem.y, chunk=problem.chunk, loss=problem.loss
+        )  # fmt: skip
         self.start = problem.theta
         self.penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
 
     def loss(self, X: Tensor, y: Tensor, at: Tensor, label: Tensor) -> float:
         """Loss of the point (at, label) under the fit on (X, y)."""
         self.work.assign(self.start)
-        bag = Problem(self.work.model, X, y, self.penalty, self.problem.chunk)
-        if bag.is_linear:
-            fit_linear(bag)
+        bag = Problem(self.work.model, X, y, self.penalty, self.problem.chunk, self.problem.loss)
+        regression = Regression.of(bag) if bag.is_linear else None
+        if regression is None:
+            polish(bag.model, X, y, self.penalty, tol=1e-5, max_iter=60, loss=bag.loss)
         else:
-            polish(bag.model, X, y, self.penalty, tol=1e-5, max_iter=60)
+            regression.assign(regression.bag.fit.theta[:, :, 0])
         return float(bag.loss.value(bag.logits(at[None]), label[None])[0])
 
-
-def audit_pair(
-    refits: Refits, x: Tensor, label: Tensor, points: Tensor, q: float, progress: Callable[[], None]
-) -> tuple[npt.NDArray[np.float64], float]:
-    """Exact scores of some training points (k,) and of the candidate (x, label), by refits."""
-    problem = refits.problem
-    X, y = torch.cat([problem.X, x[None]]), torch.cat([problem.y, label[None]])
-    if q == 0:
-        refits.loss(X, y, x, label)
-        f = refits.work.logits(torch.cat([problem.X[points], x[None]]))
-        progress()
-        out = problem.loss.value(f, torch.cat([problem.y[points], label[None]])).double().cpu().numpy()
-        return out[:-1], float(out[-1])
-    alpha = np.zeros(len(points))
-    for k, i in enumerate(points.tolist()):
-        keep = torch.arange(len(y), device=y.device) != i
-        alpha[k] = refits.loss(X[keep], y[keep], problem.X[i], problem.y[i])
-        progress()
-    refits.work.assign(refits.start)
-    return alpha, float(problem.loss.value(refits.work.logits(x[None]), label[None])[0])
+    def scores(
+        self, X: Any, label: int, points: npt.NDArray[np.int64], q: float, tick: Callable[[], None]
+    ) -> tuple[npt.NDArray[np.float64], float]:
+        """Exact scores of some training points (k,) and of the candidate of object X (1, ...); a tick after each refit."""
+        problem, x = self.problem, self.inputs(X)[0]
+        own = torch.tensor(label, device=problem.y.device)
+        X, y = torch.cat([problem.X, x[None]]), torch.cat([problem.y, own[None]])
+        if q == 0:
+            self.loss(X, y, x, own)
+            scored = torch.as_tensor(np.append(points, len(y) - 1), device=y.device)
+            tick()
+            out = problem.loss.value(self.work.logits(X[scored]), y[scored]).double().cpu().numpy()
+            return out[:-1], float(out[-1])
+        alpha = np.zeros(len(points))
+        for k, i in enumerate(points.tolist()):
+            keep = torch.arange(len(y), device=y.device) != i
+            alpha[k] = self.loss(X[keep], y[keep], problem.X[i], problem.y[i])
+            tick()
+        self.work.assign(self.start)
+        return alpha, float(problem.loss.value(self.work.logits(x[None]), own[None])[0])
 
 
 def audit_fitted(
@@ -121,54 +129,42 @@ def audit_fitted(
     rng: np.random.RandomState,
     progress: Progress | None,
 ) -> Audit:
-    """Audit of a fitted method on random pairs of X (m, ...) and labels."""
-    problem, n = fitted.refittable, fitted.n
-    if problem is None and fitted.guarantee != "exact":
+    """Audit of a fitted method on random pairs of X (m, ...) and labels.
+
+    A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
+    """
+    n, refits = fitted.n, Refits(fitted) if isinstance(fitted, FittedProblem) else None
+    if refits is None and fitted.guarantee != "exact":
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
         )
-    if problem is None:
-        return _exact_already(fitted, X, query, n_pairs, level, rng)
-    n_points = n if query.q == 0 else min(n, max_refits // n_pairs)
-    total = n_pairs * (1 if query.q == 0 else n_points)
-    refits, done = Refits(problem), 0
+    n_points = n if query.q == 0 or refits is None else min(n, max_refits // n_pairs)
+    total = 0 if refits is None else n_pairs * (1 if query.q == 0 else n_points)
+    ticks = count(1)
 
     def tick() -> None:
-        nonlocal done
-        done += 1
         if progress is not None:
-            progress(done, total)
+            progress(next(ticks), total)
 
     p_method, p_exact, distances = [], [], []
     for _ in range(n_pairs):
-        at, label = rng.randint(len(X)), rng.randint(problem.n_classes)
-        points = torch.as_tensor(np.sort(rng.choice(n, n_points, replace=False)), device=problem.y.device)
-        greater, equal = fitted.counts(X[at : at + 1], query)
-        x = fitted.inputs(X[at : at + 1])[0]
-        exact, own = audit_pair(refits, x, torch.tensor(label, device=problem.y.device), points, query.q, tick)
-        above = float(greater[0, label] + equal[0, label])
-        p_method.append((1 + above) / (n + 1))
-        told = fitted.scores(X[at : at + 1], query)
+        at, label = rng.randint(len(X)), rng.randint(fitted.n_classes)
+        x = X[at : at + 1]
+        p = float(fitted.p_values(x, query)[0, label])
+        p_method.append(p)
+        if refits is None:
+            p_exact.append(p)
+            continue
+        points = np.sort(rng.choice(n, n_points, replace=False))
+        exact, own = refits.scores(x, label, points, query.q, tick)
+        told = fitted.scores(x, query)
         if told is None:
             p_exact.append((1 + n * (exact >= own).mean()) / (n + 1))
             continue
-        alpha, tau = told[0][0, label][points.cpu().numpy()], told[1][0, label]
+        alpha, tau = told[0][0, label][points], told[1][0, label]
         distances.append(np.abs(alpha - exact))
         # What the drawn points say of the difference is carried over to all.
         shift = (exact >= own).mean() - (alpha >= tau).mean()
-        p_exact.append((1 + min(max(above + n * shift, 0.0), n)) / (n + 1))
+        p_exact.append(min(max(p + shift * n / (n + 1), 1 / (n + 1)), 1.0))
     far = np.concatenate(distances) if distances else np.empty(0)
     return Audit(n_pairs, n_points, n, total, np.array(p_method), np.array(p_exact), far, level)
-
-
-def _exact_already(
-    fitted: Fitted, X: npt.NDArray[np.generic], query: Query, n_pairs: int, level: float, rng: np.random.RandomState
-) -> Audit:
-    """The audit of a method that is full CP itself: its p-values are those of refits, and nothing is to be repeated."""
-    p = []
-    for _ in range(n_pairs):
-        greater, equal = fitted.counts(X[(at := rng.randint(len(X))) : at + 1], query)
-        label = rng.randint(greater.shape[1])
-        p.append((1 + float(greater[0, label] + equal[0, label])) / (fitted.n + 1))
-    values = np.array(p)
-    return Audit(n_pairs, fitted.n, fitted.n, 0, values, values, np.empty(0), level)

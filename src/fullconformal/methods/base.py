@@ -1,7 +1,8 @@
 """What every method of full conformal prediction is: it fits a bag of points, and what it fitted counts for candidates.
 
 A method is told of the model, the bag and one frozen `Config`; it knows no estimator. What it returns, a `Fitted`, answers every question
-that is asked later: counts, predictions, diagnostics, what it guarantees, and what is saved of it.
+that is asked later: counts, predictions, diagnostics, what it guarantees, and what is saved of it. `Recalibration` makes the p-values of
+any of them exactly valid with fresh points.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import Work
+from fullconformal.storage import require, savable
 
 CPU = torch.device("cpu")
+# Units of rounding, relative, by which two losses may differ and be tied: 2·32(1 + r) for logits that range over r ≤ 63.
+TIED = 4096
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -46,14 +48,12 @@ class Config:
     damping: float | None = None
     q: float = 1.0
     approximation: str = "direct"
-    prune: bool | str = "auto"
     device: torch.device = CPU
     #: None is the model's own; float64 for linear models
     dtype: torch.dtype | None = None
     memory: int = 2**32
     seed: int = 0
     work: Work = field(default_factory=Work)
-    verbose: bool = False
     progress: Progress | None = None
 
 
@@ -67,6 +67,7 @@ class Bag:
 
     @property
     def n_classes(self) -> int:
+        """C."""
         return len(self.classes)
 
 
@@ -84,9 +85,11 @@ class Query:
 
     def weight(self, y: IntArray, n_classes: int) -> FloatArray | None:
         """Weight (n, C) of points with labels y (n,) against a candidate of each label; None where all are one."""
-        return pvalues.comparison_weight(
-            y, n_classes, class_conditional=self.class_conditional, weights=self.points
-        )  # fmt: skip
+        return pvalues.comparison_weight(y, n_classes, class_conditional=self.class_conditional, weights=self.points)
+
+    def total(self, y: IntArray, n_classes: int) -> FloatArray:
+        """Weight of all the points that a candidate is compared with, one number or (C,)."""
+        return pvalues.comparison_total(y, n_classes, class_conditional=self.class_conditional, weights=self.points)
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,6 @@ class Method(ABC):
     """A way to do full conformal prediction with a model."""
 
     model: Any = None
-
-    #: what users call it
-    name: ClassVar[str]
 
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:
@@ -112,11 +112,12 @@ class Fitted(ABC):
     guarantee: ClassVar[str] = "exact"
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
-    #: number of training points, and of classes
-    n: int
-    n_classes: int
     #: shape of an object, where the training points came as a stream
     input_shape: tuple[int, ...] = ()
+
+    def __init__(self, labels: IntArray, n_classes: int):
+        """Label indices (n,) of the training points, and the number of classes."""
+        self.labels, self.n, self.n_classes = labels, len(labels), n_classes
 
     @abstractmethod
     def log_proba(self, X: Any) -> FloatArray:
@@ -135,27 +136,25 @@ class Fitted(ABC):
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same from what was saved, or a StorageError."""
 
-    @property
-    @abstractmethod
-    def labels(self) -> IntArray:
-        """Label indices (n,) of the training points."""
+    def p_values(self, X: Any, query: Query, own: Any = 1.0, uniform: FloatArray | None = None) -> FloatArray:
+        """p-values (m, C) of objects X; weights (m, 1) of their candidates, uniforms (m, 1) where ties are broken at random."""
+        return pvalues.p_values(*self.counts(X, query), query.total(self.labels, self.n_classes), own, uniform)
 
-    def holds(self, X: Any) -> bool:
-        """Whether objects X are the first training points, up to rounding; True where these were not kept."""
-        return True
-
-    @property
-    def refittable(self) -> Problem | None:
-        """The problem that an audit refits; None where the method is full CP itself, or kept no training objects."""
-        return None
-
-    def inputs(self, X: Any) -> Tensor:
-        """Objects X (m, ...) as the problem that an audit refits knows them."""
+    def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
+        """Two arrays (m, C) that enclose the p-values of the ordinary scheme; symmetric scores alone have them."""
         raise NotImplementedError
+
+    def weight(self, query: Query) -> FloatArray | None:
+        """Weight (n, C) of the training points against a candidate of each label; None where all are one."""
+        return query.weight(self.labels, self.n_classes)
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the method orders points without scoring them."""
         return None
+
+    def holds(self, X: Any) -> bool:
+        """Whether objects X are the first training points, up to rounding; True where these were not kept."""
+        return True
 
     def precision(self, X: Any) -> float:
         """The unit of rounding of `log_proba` for objects X."""
@@ -177,3 +176,56 @@ class Fitted(ABC):
     def warnings(self) -> list[str]:
         """What must be known before the sets are trusted."""
         return []
+
+
+def starts_with(points: Any, X: Any) -> bool:
+    """Whether objects X (k, ...) are the first of the points (n, ...), up to rounding."""
+    return bool(np.allclose(X, points[: len(X)], rtol=1e-5, atol=1e-6))
+
+
+@savable
+@dataclass(frozen=True)
+class Recalibration:
+    """What fresh labelled points say of p-values: scores −p of their true labels in ascending order, of all or for each class."""
+
+    #: what the p-values meant when they were taken
+    q: float
+    approximation: str
+    class_conditional: bool
+    ordered: list[FloatArray]
+
+    @classmethod
+    def of(cls, fitted: Fitted, X: Any, labels: IntArray, query: Query) -> Self:
+        """From fresh objects X (m, ...), as the model sees them, with label indices (m,)."""
+        scores = refined(fitted, X, fitted.p_values(X, query))[np.arange(len(labels)), labels]
+        conditional = query.class_conditional
+        ordered = pvalues.ordered_scores(scores, labels, fitted.n_classes, class_conditional=conditional)
+        return cls(query.q, query.approximation, conditional, ordered)
+
+    @property
+    def sizes(self) -> IntArray:
+        """Numbers of fresh points, (1,) of all or (C,) of each class."""
+        return np.array([len(group) for group in self.ordered])
+
+    def p_values(self, fitted: Fitted, X: Any, query: Query, uniform: FloatArray | None) -> FloatArray:
+        """p′ (m, C) of objects X, as the model sees them."""
+        asked = query.q, query.approximation, query.class_conditional
+        if asked != (self.q, self.approximation, self.class_conditional) or query.points is not None:
+            raise ValueError(
+                "p-values were recalibrated with other options; call recalibrate again (weights: not at all)."
+            )
+        tau = refined(fitted, X, fitted.p_values(X, query))
+        # A relative error e of the loss ℓ moves 1/(1 + ℓ), and with it what refines p, by no more than e/4.
+        tie = TIED * fitted.precision(X) / (fitted.n + 1) / 4 + 4 * np.finfo(np.float64).eps
+        greater, equal = pvalues.rank_counts(self.ordered, tau, np.full_like(tau, tie))
+        return pvalues.p_values(greater, equal, self.sizes, uniform=uniform)
+
+    def verify(self, n_classes: int) -> None:
+        """Raise where a loaded one is not whole."""
+        require(len(self.ordered) == (n_classes if self.class_conditional else 1), "recalibration")
+        require(all(bool(np.isfinite(group).all()) for group in self.ordered), "recalibration")
+
+
+def refined(fitted: Fitted, X: Any, p: FloatArray) -> FloatArray:
+    """Scores −p (m, C), as small p-values are the nonconforming ones; plus less than their spacing, by the model's loss."""
+    return -p - 0.999 / (fitted.n + 1) / (1 - fitted.log_proba(X))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from fullconformal import pvalues
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence.prepared import prepare
@@ -20,15 +20,10 @@ from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.from_problem import Regression
 from fullconformal.linear.span import Span
 from fullconformal.linear.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
-from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, FloatArray, IntArray, Method, Query
-from fullconformal.methods.fitting import fit_problem
-from fullconformal.methods.influence import is_start
-from fullconformal.methods.probability import problem_log_proba
-from fullconformal.models.requirements import finite_rows, to_tensor
+from fullconformal.methods.base import Bag, Config, ConformalWarning, FloatArray, Method, Query
+from fullconformal.methods.fitting import FittedProblem, fit_problem
 from fullconformal.problem import Problem
 from fullconformal.storage import expect, require, savable
-
-PATIENCE = 60.0  # seconds nobody is warned of
 
 
 def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
@@ -45,15 +40,15 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
 
 
 @savable
-class FittedSymmetric(Fitted):
+class FittedSymmetric(FittedProblem):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid."""
 
     method: ClassVar[str] = "symmetric"
     quick = False
 
     def __init__(self, problem: Problem, regression: Regression, memory: int):
-        self.problem, self.regression, self.bag, self.memory = problem, regression, regression.bag, memory
-        self.n, self.n_classes = problem.n, problem.n_classes
+        super().__init__(problem)
+        self.regression, self.bag, self.memory = regression, regression.bag, memory
 
     @classmethod
     def of(cls, problem: Problem, memory: int) -> Self:
@@ -65,65 +60,39 @@ class FittedSymmetric(Fitted):
         regression.assign(regression.bag.base.theta)
         return cls(problem, regression, memory)
 
-    @property
-    def labels(self) -> IntArray:
-        return np.asarray(self.problem.y.cpu().numpy())
-
-    @property
-    def device(self) -> torch.device:
-        return self.problem.X.device
-
-    @property
-    def refittable(self) -> Problem:
-        return self.problem
-
-    def holds(self, X: Any) -> bool:
-        return is_start(X, self.problem)
-
-    def inputs(self, X: Any) -> Tensor:
-        """Objects (m, ...) as the model takes them."""
-        return to_tensor(X, self.problem.X.device, self.problem.X.dtype)
-
     def objects(self, X: Any) -> Tensor:
         """Objects (m, ...) as the linear layer is given them."""
         return self.regression.design(self.inputs(X))
-
-    def log_proba(self, X: Any) -> FloatArray:
-        return finite_rows(problem_log_proba(self.problem, X))
-
-    def precision(self, X: Any) -> float:
-        return torch.finfo(self.problem.X.dtype).eps
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         self.warn_of_time(len(X))
         return symmetric_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
 
-    def weight(self, query: Query) -> FloatArray | None:
-        """Comparison weights (n, C)."""
-        return query.weight(self.labels, self.bag.n_classes)
-
     def warn_of_time(self, m: int) -> None:
         """Warn where all candidates of m objects will take long."""
         n, d = self.bag.X.shape
-        seconds = symmetric_seconds(m, n, d, self.bag.n_classes)
-        if seconds > PATIENCE:
+        seconds = symmetric_seconds(m, n, d, self.n_classes)
+        # Of less than a minute nobody is warned.
+        if seconds > 60:
             warnings.warn(
-                f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.bag.n_classes} classes, "
+                f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.n_classes} classes, "
                 f"{d * self.bag.K} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",
                 ConformalWarning,
                 stacklevel=4,
             )
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
-        x = self.objects(X).repeat_interleave(self.bag.n_classes, 0)
-        labels = torch.arange(self.bag.n_classes, device=x.device).repeat(len(X))
+        x = self.objects(X).repeat_interleave(self.n_classes, 0)
+        labels = torch.arange(self.n_classes, device=x.device).repeat(len(X))
         out = symmetric_scores(self.bag, Change(x.T.contiguous(), labels), query.q)
-        alpha, tau = (softplus(margin) for margin in (out.alpha, out.tau))  # margins are log(e^α − 1)
-        return alpha.T.view(len(X), self.bag.n_classes, -1).cpu().numpy(), tau.view(len(X), -1).cpu().numpy()
+        # Margins are log(e^α − 1).
+        alpha, tau = (softplus(margin) for margin in (out.alpha, out.tau))
+        return alpha.T.view(len(X), self.n_classes, -1).cpu().numpy(), tau.view(len(X), -1).cpu().numpy()
 
-    def bounds(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        """Counts, below and above, of the training points whose ordinary score is at least the candidate's."""
-        return symmetric_bounds(self.bag, self.objects(X), self.weight(query), query.progress, self.memory)
+    def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
+        least, most = symmetric_bounds(self.bag, self.objects(X), self.weight(query), query.progress, self.memory)
+        total = query.total(self.labels, self.n_classes)
+        return pvalues.p_values(least, 0.0 * least, total, own), pvalues.p_values(most, 0.0 * most, total, own)
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -132,9 +101,8 @@ class FittedSymmetric(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The problem, the span its inputs have coordinates in, and where its base fit started from."""
-        return {"problem": self.problem, "start": self.bag.start, "memory": self.memory} | {
-            "span": self.regression.span
-        }
+        span, start = self.regression.span, self.bag.start
+        return {"problem": self.problem, "span": span, "start": start, "memory": self.memory}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
@@ -166,8 +134,6 @@ class FittedExact(FittedSymmetric):
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
 
-    name = "symmetric"
-
     def fit(self, bag: Bag, config: Config) -> FittedSymmetric:
         return FittedSymmetric.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)
 
@@ -175,8 +141,6 @@ class Symmetric(Method):
 @dataclass(frozen=True)
 class Exact(Method):
     """Full CP itself for convex models."""
-
-    name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedExact:
         return FittedExact.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)

@@ -1,27 +1,45 @@
-"""From what the user gave to a fitted problem: the model, its objective, the bag as tensors."""
+"""From what the user gave to fitted models: problems with their bag as tensors, and functions that give log-probabilities."""
 
 from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.base import clone
+from sklearn.utils.validation import _num_samples
 from torch import Tensor, nn
 
 from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses import NotFinite
-from fullconformal.methods.base import Bag, Config
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, starts_with
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.networks import with_new_head, zero_linear
-from fullconformal.models.requirements import check_classes, check_outputs, check_squares, name_of, to_tensor
+from fullconformal.models.requirements import (
+    check_classes,
+    check_outputs,
+    check_squares,
+    finite_rows,
+    fit_transformer,
+    name_of,
+    split_pipeline,
+    to_tensor,
+    transform,
+)
 from fullconformal.models.training import train
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
+from fullconformal.storage import savable
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
+
+
+# Problems -------------------------------------------------------------------------------------------------------------
 
 
 def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -> Problem:
@@ -32,12 +50,11 @@ def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -
     if not isinstance(model, nn.Module):
         check_squares(bag.X, name_of(config.dtype or torch.float64))
     module, penalty = _module(model, bag, config)
-    # Half precision has no factorisations.
-    dtype = config.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
-    module = module.to(device=config.device, dtype=dtype).eval()
-    X, y = to_tensor(bag.X, config.device, dtype, training=True), torch.as_tensor(bag.y, device=config.device)
-    given = config.head is not None and config.prefit  # a pretrained backbone may know other classes
-    if model is not None and not given:
+    module = to_device(module, config)
+    X = to_tensor(bag.X, config.device, next(module.parameters()).dtype, training=True)
+    y = torch.as_tensor(bag.y, device=config.device)
+    # A pretrained backbone may know other classes.
+    if model is not None and not (config.head is not None and config.prefit):
         check_outputs(module, X, bag.n_classes)
     if isinstance(model, nn.Module) and not config.prefit:
         train(
@@ -51,6 +68,13 @@ def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -
             fit_linear(problem)
         check_finite(problem)
     return problem
+
+
+def to_device(module: nn.Module, config: Config) -> nn.Module:
+    """A module where and in what it computes, of its own precision where none was asked for: ready to be evaluated."""
+    # Half precision has no factorisations.
+    dtype = config.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
+    return module.to(device=config.device, dtype=dtype).eval()
 
 
 def check_finite(problem: Problem) -> None:
@@ -73,8 +97,9 @@ def _module(model: Any, bag: Bag, config: Config) -> tuple[nn.Module, dict[str, 
         copied = copy.deepcopy(model)
         l2 = L2_NETWORK if config.l2 is None else config.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
+    # Of a logistic regression the objective alone, which `fit_linear` minimises.
     unfitted = None if config.prefit else read(model, tuple(bag.X.shape[1:]), len(classes))
-    if unfitted is not None:  # `fit_linear` fits it
+    if unfitted is not None:
         return unfitted
     labels = bag.y if is_skorch(model) else classes[bag.y]
     fitted = model if config.prefit else fit_foreign(model, bag.X, labels, config.seed)
@@ -89,22 +114,185 @@ def _head_problem(
     X = X.double()
     module, features = with_new_head(network, head, X, n_classes)
     penalty = len(y) * (L2_LINEAR if l2 is None else l2)
-    on_features = Problem(nn.Sequential(*list(module)[1:]), features, y, {"0.weight": penalty})
     if linear_fit:
-        fit_linear(on_features)  # shares the head's parameters with the whole
+        # Which shares the head's parameters with the whole.
+        fit_linear(Problem(nn.Sequential(*list(module)[1:]), features, y, {"0.weight": penalty}))
     problem = Problem(module, X, y, {"1.weight": penalty})
     check_finite(problem)
     return problem
 
 
+class FittedProblem(Fitted):
+    """What methods share that keep the fitted problem, training objects and all."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(np.asarray(problem.y.cpu().numpy()), problem.n_classes)
+        self.problem = problem
+
+    @property
+    def device(self) -> torch.device:
+        return self.problem.X.device
+
+    def holds(self, X: Any) -> bool:
+        return starts_with(self.problem.X.cpu().numpy(), X)
+
+    def inputs(self, X: Any) -> Tensor:
+        """Objects (m, ...) as the problem knows them."""
+        return to_tensor(X, self.problem.X.device, self.problem.X.dtype)
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return finite_rows(problem_log_proba(self.problem, self.inputs(X)))
+
+    def precision(self, X: Any) -> float:
+        return torch.finfo(self.problem.X.dtype).eps
+
+
+# Log-probabilities ----------------------------------------------------------------------------------------------------
+
+
+def problem_log_proba(problem: Problem, X: Tensor) -> FloatArray:
+    """Logarithms (m, C) of a model's probabilities, float64, for inputs (m, ...)."""
+    return problem.loss.log_proba(problem.logits(X).double()).cpu().numpy()
+
+
+@savable
+@dataclass(frozen=True)
+class LogProba:
+    """Log-probabilities (m, C) of a fitted model that knows the classes `present`; −inf for the others."""
+
+    model: Any
+    present: npt.NDArray[np.int64]
+    n_classes: int
+
+    def __call__(self, X: Any) -> FloatArray:
+        if isinstance(self.model, Problem):
+            return problem_log_proba(self.model, to_tensor(X, self.model.X.device, self.model.X.dtype))
+        out = np.full((_num_samples(X), self.n_classes), -np.inf)
+        if self.model is None:
+            out[:, self.present] = 0.0
+        else:
+            X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
+            proba = self.model.predict_proba(X)
+            if np.shape(proba) != (len(out), len(self.present)):
+                raise ValueError(
+                    f"estimator={type(self.model).__name__}: predict_proba gave {np.shape(proba)} numbers; give a classifier with one "
+                    f"probability an object and class, {(len(out), len(self.present))}."
+                )
+            out[:, self.present] = log_of(np.asarray(proba))
+        return out
+
+    def precision(self, X: Any) -> float:
+        """The unit of rounding in which it gives log-probabilities of objects X."""
+        if isinstance(self.model, Problem):
+            return torch.finfo(self.model.X.dtype).eps
+        single = is_skorch(self.model) or getattr(X, "dtype", None) == np.float32
+        return float(np.finfo(np.float32 if single else np.float64).eps)
+
+    def state(self) -> dict[str, Any]:
+        """Its fields; of a problem the first point only, as it trains no more."""
+        model = self.model
+        if isinstance(model, Problem):
+            model = Problem(model.model, model.X[:1], model.y[:1], 0.0, model.chunk, model.loss)
+        return {"model": model, "present": self.present, "n_classes": self.n_classes}
+
+
+@savable
+@dataclass(frozen=True)
+class Piped:
+    """A model behind transformers."""
+
+    transformers: Any
+    model: LogProba
+
+    def __call__(self, X: Any) -> FloatArray:
+        return self.model(transform(self.transformers, X))
+
+    def precision(self, X: Any) -> float:
+        """The unit of rounding in which it gives log-probabilities of objects X."""
+        return self.model.precision(X)
+
+
+# Log-probabilities (m, C) of objects.
+Model = LogProba | Piped
+
+
+@dataclass(frozen=True)
+class FitScore:
+    """Trains a classifier anew on a bag, which may lack classes, and returns its log-probabilities as a function."""
+
+    estimator: Any
+    config: Config
+    classes: npt.NDArray[Any]
+
+    def __call__(self, X: Any, y: IntArray) -> LogProba:
+        present, n_classes = np.unique(y), len(self.classes)
+        # With one label there is nothing to learn.
+        if len(present) == 1:
+            return LogProba(None, present, n_classes)
+        if isinstance(self.estimator, nn.Module):
+            return LogProba(fit_problem(self.estimator, Bag(X, y, self.classes), self.config), present, n_classes)
+        # A net of skorch's has an output for every class, present or not.
+        if is_skorch(self.estimator):
+            return LogProba(fit_foreign(self.estimator, X, y, self.config.seed), np.arange(n_classes), n_classes)
+        fitted = fit_foreign(self.estimator, X, self.classes[y], self.config.seed)
+        return LogProba(fitted, columns(fitted, self.classes, present), n_classes)
+
+
+def fit_model(estimator: Any, bag: Bag, config: Config) -> Model:
+    """Log-probabilities of a classifier, or of a Pipeline that ends in one, fitted to a bag; with prefit, of one fitted already."""
+    transformers, final = split_pipeline(estimator)
+    every = np.arange(bag.n_classes)
+    # One of scikit-learn's kind, a whole Pipeline too.
+    if not trained_here(final) and not is_skorch(final):
+        fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, bag.classes[bag.y], config.seed)
+        return LogProba(fitted, columns(fitted, bag.classes, every), len(every))
+    transformers, X = fit_transformer(transformers, bag.X, bag.y, config.prefit)
+    if trained_here(final):
+        fitted = fit_problem(final, replace(bag, X=X), config)
+    else:
+        fitted = final if config.prefit else fit_foreign(final, X, bag.y, config.seed)
+    model = LogProba(fitted, every, len(every))
+    return model if transformers is None else Piped(transformers, model)
+
+
+def trained_here(final: Any) -> bool:
+    """Whether this library trains the classifier: the built-in logistic regression, or a module."""
+    return final is None or isinstance(final, nn.Module)
+
+
 def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
-    """A clone of the estimator fitted to all of (X, y)."""
+    """A clone of the estimator fitted to all of (X, y); random states that were left open, a Pipeline's steps included, are seeded."""
     estimator = clone(estimator)
     if is_skorch(estimator):
         # Full conformal prediction trains on every labelled point: no internal hold-out.
-        return estimator.set_params(train_split=None).fit(
-            np.asarray(X, dtype=np.float32), np.asarray(y, dtype=np.int64)
-        )
-    if getattr(estimator, "random_state", 0) is None:
-        estimator.set_params(random_state=seed)
+        estimator.set_params(train_split=None)
+        return estimator.fit(np.asarray(X, dtype=np.float32), np.asarray(y, dtype=np.int64))
+    unset = [k for k, v in estimator.get_params().items() if k.split("__")[-1] == "random_state" and v is None]
+    if unset:
+        estimator.set_params(**dict.fromkeys(unset, seed))
     return estimator.fit(X, y)
+
+
+def settings_of(estimator: Any) -> list[tuple[str, str]]:
+    """All that a classifier's training depends on, as text: its parameters to the last, or a digest of a module's weights."""
+    if estimator is None:
+        return []
+    if isinstance(estimator, nn.Module):
+        state = estimator.state_dict().items()
+        return [("", repr(estimator)), *((k, sha256(v.cpu().numpy().tobytes()).hexdigest()) for k, v in state)]
+    parameters = [(k, v) for k, v in sorted(estimator.get_params(deep=True).items()) if not hasattr(v, "get_params")]
+    return [(type(estimator).__name__, ""), *((k, repr(v)) for k, v in parameters)]
+
+
+def columns(fitted: Any, classes: npt.NDArray[Any], present: IntArray) -> IntArray:
+    """Which of the classes (C,) each column of a fitted classifier's probabilities is of; those present where it does not tell."""
+    own = getattr(fitted, "classes_", None)
+    if own is None or set(np.asarray(own).tolist()) != set(classes[present].tolist()):
+        return present
+    place = {label: k for k, label in enumerate(classes.tolist())}
+    return np.array([place[label] for label in np.asarray(own).tolist()])
+
+
+def log_of(proba: npt.NDArray[Any]) -> FloatArray:
+    """Logarithm of probabilities (m, C), finite where they round to zero."""
+    return np.log(np.maximum(proba.astype(np.float64), np.finfo(np.float64).tiny))

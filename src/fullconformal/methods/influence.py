@@ -20,21 +20,18 @@ from fullconformal.influence.prepared import Known, Prepared, prepare
 from fullconformal.influence.scores import Counts, all_scores, check_far, count_scores
 from fullconformal.influence.shards import Fit
 from fullconformal.linear.span import Span, span_of
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query
-from fullconformal.methods.fitting import L2_NETWORK, fit_problem
-from fullconformal.methods.probability import problem_log_proba, settings_of
+from fullconformal.methods.base import CPU, Bag, Config, FloatArray, Method, Query
+from fullconformal.methods.fitting import L2_NETWORK, FittedProblem, fit_problem, settings_of, to_device
 from fullconformal.models.adapters import penalises
-from fullconformal.models.requirements import check_outputs, check_squares, finite_rows, name_of, to_tensor
+from fullconformal.models.requirements import check_outputs, check_squares, name_of, to_tensor
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
 from fullconformal.storage import expect, require, savable
 
-SOLVES = 64  # parameters up to which a half-solved gradient takes no longer than a pass through the model
-
 
 @savable
-class FittedInfluence(Fitted):
+class FittedInfluence(FittedProblem):
     """A problem at its fit, and what is prepared of its training points."""
 
     method = "influence"
@@ -48,44 +45,26 @@ class FittedInfluence(Fitted):
 
         Where there is a `span` the problem's inputs are coordinates in it.
         """
-        self.prepared, self.problem, self.span = prepared, prepared.problem, span
-        self.n, self.n_classes = self.problem.n, self.problem.n_classes
+        super().__init__(prepared.problem)
+        self.prepared, self.span = prepared, span
         self.curvature, self.damping_chosen, self.held, self.estimates = curvature, damping_chosen, held, estimates
 
-    @property
-    def labels(self) -> IntArray:
-        return np.asarray(self.problem.y.cpu().numpy())
-
-    @property
-    def device(self) -> torch.device:
-        return self.problem.X.device
-
-    @property
-    def refittable(self) -> Problem:
-        return self.problem
-
     def holds(self, X: Any) -> bool:
-        return is_start(X if self.span is None else self.span.coordinates(X), self.problem)
+        return super().holds(X if self.span is None else self.span.coordinates(X))
 
     def inputs(self, X: Any) -> Tensor:
-        """Objects (m, ...) as the problem knows them."""
-        device, dtype = self.problem.X.device, self.problem.X.dtype
         if self.span is None:
-            return to_tensor(X, device, dtype)
-        if dtype != torch.float64:
-            to_tensor(X, device, dtype)  # whose error names a column
-        return to_tensor(self.span.coordinates(X), device, dtype)
-
-    def log_proba(self, X: Any) -> FloatArray:
-        return finite_rows(problem_log_proba(self.problem, self.inputs(X)))
-
-    def precision(self, X: Any) -> float:
-        return torch.finfo(self.problem.X.dtype).eps
+            return super().inputs(X)
+        if self.problem.X.dtype != torch.float64:
+            # Whose error names a column.
+            super().inputs(X)
+        return super().inputs(self.span.coordinates(X))
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         X, prepared = self.inputs(X), self.prepared
         check_far(APPROXIMATIONS[query.approximation], prepared, X)
         if query.work.shared:
+            # What travels to workers: no weights, which are cut to their shards, and nothing of this process.
             asked = Query(query.q, query.approximation, query.prune, None, query.class_conditional)
             factor = prepared.factor
             key = repr((asked.q, asked.approximation, asked.class_conditional, type(factor).__name__, factor.damping))
@@ -146,22 +125,16 @@ class FittedInfluence(Fitted):
         return cls(prepared, *named, estimates, expect(state["span"], Span, type(None)))
 
 
-def is_start(X: Any, problem: Problem) -> bool:
-    """Whether objects X (k, ...) are the first training points, up to rounding."""
-    return bool(np.allclose(X, problem.X[: len(X)].cpu().numpy(), rtol=1e-5, atol=1e-6))
-
-
 @dataclass(frozen=True)
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
-
-    name = "influence"
 
     def fit(self, bag: Bag, config: Config) -> FittedInfluence:
         self._check_memory(bag, config)
         span = self._span(bag, config)
         if span is not None:
-            check_squares(bag.X, name_of(config.dtype or torch.float64))  # whose error names a column
+            # Whose error names a column.
+            check_squares(bag.X, name_of(config.dtype or torch.float64))
             bag = Bag(span.coordinates(bag.X), bag.y, bag.classes)
         fit = self._shared(bag, config)
         problem = self.problem(bag, config, fit)
@@ -169,8 +142,7 @@ class Influence(Method):
         keep = trainable(problem, choice.name)
         held = held_parameters(problem, keep) if choice.name in ("kfac", "ekfac") else ""
         estimates = tuple(map(str, choice.estimates))
-        if config.verbose:
-            print(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
+        config.work.say(f"curvature {choice.name}, of what was considered: {'; '.join(estimates)}")
         ready = prepare_with(hold_fixed(problem, keep), choice.curvature, config.memory, fit)
         name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
         return FittedInfluence(ready, name, choice.curvature.damping is None, held, estimates, span)
@@ -202,7 +174,8 @@ class Influence(Method):
         if not config.work.shared:
             return None
         model = self.model
-        if config.prefit and not isinstance(model, nn.Module):  # whose parameters do not tell what it has learned
+        # The parameters of a scikit-learn model do not tell what it has learned.
+        if config.prefit and not isinstance(model, nn.Module):
             model = fit_problem(model, bag, config).model
         key = settings_of(model), config.l2, config.prefit, config.max_epochs, config.seed, config.head
         how = str(config.dtype), config.curvature, config.damping, config.memory, config.loss
@@ -212,14 +185,13 @@ class Influence(Method):
         """Raise, before any training, where the curvature of a module cannot fit."""
         if not isinstance(self.model, nn.Module) or config.head is not None:
             return
-        module = copy.deepcopy(self.model).eval().cpu()
-        dtype = config.dtype or torch.promote_types(next(module.parameters()).dtype, torch.float32)
-        x = to_tensor(bag.X[:2], "cpu", dtype, training=True)
-        check_outputs(module.to(dtype), x, bag.n_classes)
+        module = to_device(copy.deepcopy(self.model), replace(config, device=CPU))
+        x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
+        check_outputs(module, x, bag.n_classes)
         n, l2 = len(bag.y), L2_NETWORK if config.l2 is None else config.l2
-        one = x[:1].expand(n, *x.shape[1:])  # as many points as there are, without their memory
-        y = torch.zeros(1, dtype=torch.long).expand(n)
-        choice_of(Problem(module, one, y, n * l2, loss=config.loss), config)
+        # As many points as there are, without their memory.
+        X, y = x[:1].expand(n, *x.shape[1:]), torch.zeros(1, dtype=torch.long).expand(n)
+        choice_of(Problem(module, X, y, n * l2, loss=config.loss), config)
 
 
 def choice_of(problem: Problem, config: Config) -> Choice:
@@ -237,7 +209,8 @@ def choice_of(problem: Problem, config: Config) -> Choice:
 
 def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit | None = None) -> Prepared:
     """The factor of the curvature and what is prepared of the training points; `fit` shares the work out where it is given."""
-    with alone(problem.n * problem.size * problem.p / SOLVES):
+    # Up to 64 parameters a half-solved gradient takes no longer than a pass through the model.
+    with alone(problem.n * problem.size * problem.p / 64):
         factor = curvature.factor(problem, memory // 4) if fit is None else fit.factor(curvature, problem, memory)
         memory -= factor.nbytes
         if fit is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Self
@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.last_layer.bag import PASS, Collector, LayerBag
-from fullconformal.last_layer.counts import last_layer_counts
+from fullconformal.last_layer.bag import PASS, Collector, LayerBag, last_layer_counts
 from fullconformal.last_layer.network import Head, Stream
-from fullconformal.losses import NotFinite
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
-from fullconformal.methods.fitting import L2_NETWORK, fit_problem
+from fullconformal.losses import SOFTMAX, NotFinite
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query
+from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
@@ -37,18 +36,13 @@ class FittedLastLayer(Fitted):
     method = "influence"
     guarantee = "approximate"
 
-    def __init__(
-        self, head: Head, bag: LayerBag, labels: IntArray, input_shape: tuple[int, ...], damping_chosen: bool, memory: int,
-        ordered: bool,
-    ):  # fmt: skip
+    def __init__(self, head: Head, bag: LayerBag, damping_chosen: bool, memory: int, ordered: bool):
         """`ordered` where the points came in an order that the user knows."""
-        self.head, self.bag, self.input_shape, self._labels = head, bag, input_shape, labels
-        self.n, self.n_classes = bag.n, head.layer.out_features
+        y = torch.empty_like(bag.order)
+        y[bag.order] = bag.y[: bag.n]
+        super().__init__(np.asarray(y.cpu().numpy()), head.layer.out_features)
+        self.head, self.bag, self.input_shape = head, bag, head.input_shape
         self.damping_chosen, self.memory, self.ordered = damping_chosen, memory, ordered
-
-    @property
-    def labels(self) -> IntArray:
-        return self._labels
 
     @property
     def device(self) -> torch.device:
@@ -90,7 +84,7 @@ class FittedLastLayer(Fitted):
             damping_chosen=self.damping_chosen,
             smallest_eigenvalue=bag.figures.smallest_eigenvalue,
             positive_definite=True,
-            largest_leverage=bag.largest_leverage,
+            largest_leverage=float(SOFTMAX.leverage(loss, s).max()),
             negative_scores=int((loss < s).sum()),
         )
 
@@ -100,13 +94,11 @@ class FittedLastLayer(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The network, and what is kept of the training points."""
-        names = ("bag", "labels", "input_shape", "damping_chosen", "memory", "ordered")
-        return {"head": self.head} | {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("head", "bag", "damping_chosen", "memory", "ordered")}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        kinds = {"head": Head, "bag": LayerBag, "labels": np.ndarray, "input_shape": tuple}
-        kinds |= {"damping_chosen": bool, "memory": int, "ordered": bool}
+        kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "memory": int, "ordered": bool}
         head, bag, *rest = (expect(state[name], kind) for name, kind in kinds.items())
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
         require(all(len(part) == len(rows[0]) for part in rows) and 0 < bag.n <= len(rows[0]), "training points")
@@ -123,13 +115,9 @@ class FittedOnFeatures(Fitted):
     method = "influence"
     guarantee = "approximate"
 
-    def __init__(self, head: Head, inner: FittedInfluence, input_shape: tuple[int, ...]):
-        self.head, self.inner, self.input_shape = head, inner, input_shape
-        self.n, self.n_classes = inner.n, inner.n_classes
-
-    @property
-    def labels(self) -> IntArray:
-        return self.inner.labels
+    def __init__(self, head: Head, inner: FittedInfluence):
+        super().__init__(inner.labels, inner.n_classes)
+        self.head, self.inner, self.input_shape = head, inner, head.input_shape
 
     @property
     def device(self) -> torch.device:
@@ -158,12 +146,11 @@ class FittedOnFeatures(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The network, and what was fitted on its features."""
-        return {"head": self.head, "inner": self.inner, "input_shape": self.input_shape}
+        return {"head": self.head, "inner": self.inner}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        inner, shape = expect(state["inner"], FittedInfluence), expect(state["input_shape"], tuple)
-        return cls(expect(state["head"], Head), inner, shape)
+        return cls(expect(state["head"], Head), expect(state["inner"], FittedInfluence))
 
 
 @dataclass(frozen=True)
@@ -174,62 +161,46 @@ class LastLayer(Method):
     bag may hold a `Stream` as X, whose labels come with its objects.
     """
 
-    name = "influence"
-
     def fit(self, bag: Bag, config: Config) -> FittedLastLayer | FittedOnFeatures:
         streamed = isinstance(bag.X, Stream)
-        trained = config.prefit and config.head is None and isinstance(self.model, nn.Module)
-        if not trained:
+        if not (config.prefit and config.head is None and isinstance(self.model, nn.Module)):
             problem = fit_problem(self.model, bag, config)
             parts = problem.unpack(problem.penalty).items()
             penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, config, None)
-        network, own = copy.deepcopy(self.model), next(self.model.parameters()).dtype
-        dtype = config.dtype or torch.promote_types(own, torch.float32)  # half precision has no factorisations
-        network = network.to(device=config.device, dtype=dtype).eval()
+            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=None))
+        network = to_device(copy.deepcopy(self.model), config)
         if not streamed:
+            dtype = next(network.parameters()).dtype
             check_outputs(network, torch.as_tensor(np.array(bag.X[:2])).to(config.device, dtype), bag.n_classes)
         penalty = dict.fromkeys(dict(network.named_parameters()), L2_NETWORK if config.l2 is None else config.l2)
         stream = bag.X if streamed else Stream(bag.X, bag.y)
         make = self._on_features if config.curvature == "last_layer" else self._kronecker
-        return make(network, stream, penalty, config, config.progress)
+        return make(network, stream, penalty, config)
 
     def _kronecker(
-        self,
-        network: nn.Module,
-        stream: Stream,
-        penalty: Mapping[str, float],
-        config: Config,
-        progress: Progress | None,
+        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], config: Config
     ) -> FittedLastLayer:
         """From penalties by parameter in mean form; features that are float32 are kept in float16 on a GPU."""
         check_approximation(config.approximation)
-        head, input_shape, batches = open_stream(network, stream, config.device, progress)
+        head, batches = open_stream(network, stream, config)
         half = config.device.type == "cuda" and config.dtype is None and head.dtype == torch.float32
-        weights, memory = head.weights, config.memory
+        weights = head.weights
         n_classes, d = weights.shape
-        check_memory(stream.expected, d, n_classes, head.dtype.itemsize, half, memory)
+        check_memory(stream.expected, d, n_classes, head.dtype.itemsize, half, config.memory)
         collector = Collector(d, n_classes, head.device, head.dtype, stream.expected)
-        labels = []
         for phi, logits, y in batches:
             collector.add(phi, logits, y)
-            labels.append(y.cpu().numpy())
         lam = torch.full((d,), head.penalty(penalty, "weight"), dtype=torch.float64, device=weights.device)
         if head.layer.bias is not None:
             lam[-1] = head.penalty(penalty, "bias")
         bag = collector.finish(weights, lam, config.damping or 0.0, config.q, half)
-        chosen, every = config.damping is None, np.concatenate(labels)
-        return FittedLastLayer(head, bag, every, input_shape, chosen, memory, stream.ordered)
+        return FittedLastLayer(head, bag, config.damping is None, config.memory, stream.ordered)
 
     def _on_features(
-        self,
-        network: nn.Module,
-        stream: Stream,
-        penalty: Mapping[str, float],
-        config: Config,
-        progress: Progress | None,
+        self, network: nn.Module, stream: Stream, penalty: Mapping[str, float], config: Config
     ) -> FittedOnFeatures:
-        head, input_shape, batches = open_stream(network, stream, config.device, progress)
+        """From penalties by parameter in mean form, by the method for problems: the layer on its inputs is one."""
+        head, batches = open_stream(network, stream, config)
         layer, memory = head.layer, config.memory
         p = sum(q.numel() for q in layer.parameters())
         needed = p**2 * (16 + 2 * head.dtype.itemsize)
@@ -240,37 +211,37 @@ class LastLayer(Method):
             )
         pairs = [(phi[:, : layer.in_features], y) for phi, _, y in batches]
         features, y = (torch.cat(part) for part in zip(*pairs, strict=True))
-        top = nn.Sequential(copy.deepcopy(layer).requires_grad_(True))
-        own = [name for name, _ in top.named_parameters()]
-        by_name = {name: len(y) * head.penalty(penalty, name.removeprefix("0.")) for name in own}
-        ready = prepare_with(Problem(top, features, y, by_name), GGN(config.damping), memory)
-        return FittedOnFeatures(
-            head, FittedInfluence(ready, "ggn of the last layer", config.damping is None), input_shape
-        )
+        top = copy.deepcopy(layer).requires_grad_(True)
+        by_name = {f"0.{name}": len(y) * head.penalty(penalty, name) for name, _ in top.named_parameters()}
+        ready = prepare_with(Problem(nn.Sequential(top), features, y, by_name), GGN(config.damping), memory)
+        return FittedOnFeatures(head, FittedInfluence(ready, "ggn of the last layer", config.damping is None))
 
 
 def open_stream(
-    network: nn.Module, stream: Stream, device: torch.device, progress: Progress | None
-) -> tuple[Head, tuple[int, ...], Iterator[tuple[Tensor, Tensor, Tensor]]]:
-    """The network split at its last layer, the shape of objects, and features, logits and labels of a readable stream's batches."""
-    stream.check()
-    *_, last = network.parameters()  # a frozen backbone may have another dtype than the head that was put on it
-    batches = stream.batches(device, last.dtype)
+    network: nn.Module, stream: Stream, config: Config
+) -> tuple[Head, Iterator[tuple[Tensor, Tensor, Tensor]]]:
+    """The network split at its last layer, and features, logits and labels of a readable stream's batches."""
+    # A frozen backbone may have another dtype than the head that was put on it.
+    *_, last = network.parameters()
+    batches = stream.batches(config.device, last.dtype)
     first = next(batches)
-    head, expected = Head.of(network, first[0]), stream.expected
+    head, expected, progress = Head.of(network, first[0]), stream.expected, config.progress
 
     def passes() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         n = 0
         for x, y in chain([first], batches):
             check_labels(y, head.layer.out_features)
             phi, logits = head(x)
-            check_finite(phi, logits, n)
+            if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
+                raise NotFinite(
+                    f"the model's features or logits are not finite on points {n} to {n + len(phi) - 1} of X."
+                )
             yield phi, logits, y
             n += len(y)
             if progress is not None and expected:
                 progress(n, expected)
 
-    return head, tuple(first[0].shape[1:]), passes()
+    return head, passes()
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------
@@ -283,12 +254,6 @@ def check_approximation(approximation: str) -> None:
             f"approximation={approximation!r} does not go with curvature='last_layer_kron'; use 'direct', or "
             "curvature='last_layer'."
         )
-
-
-def check_finite(phi: Tensor, logits: Tensor, at: int) -> None:
-    """Raise where features or logits are not finite; `at` is the first point's place in the stream."""
-    if not torch.isfinite(logits).all() or not torch.isfinite(phi).all():
-        raise NotFinite(f"the model's features or logits are not finite on points {at} to {at + len(phi) - 1} of X.")
 
 
 def check_labels(y: Tensor, n_classes: int) -> None:

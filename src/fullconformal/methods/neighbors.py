@@ -35,8 +35,8 @@ from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
 
 from fullconformal import pvalues
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
-from fullconformal.methods.probability import log_of
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Progress, Query, starts_with
+from fullconformal.methods.fitting import log_of
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
@@ -45,7 +45,8 @@ from fullconformal.storage import expect, require, savable
 # (d + 2k + 5) eps, below the 8 (d + k + 1) eps granted.
 TIE = 8 * float(np.finfo(np.float64).eps)
 
-CACHE = 2**22  # bytes; larger blocks are no faster
+# Bytes of a block; larger ones are no faster.
+CACHE = 2**22
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,13 @@ class Scores(ABC):
         """How far from a finite τ (m, C) a score is still tied with it."""
 
     def counts(
-        self,
-        X_test: npt.ArrayLike,
-        weight: FloatArray | None = None,
-        progress: Progress | None = None,
-        memory_budget: int = 2**30,
-    ) -> tuple[FloatArray, FloatArray]:
+        self, X_test: npt.ArrayLike, weight: FloatArray | None = None, progress: Progress | None = None, block: int = CACHE
+    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Weight (m, C) of the training points above each candidate and of those tied; weight (n, C) as in `pvalues`."""
         X_test = np.asarray(X_test, dtype=np.float64)
         greater, equal = np.empty((2, len(X_test), self.n_classes))
         against = None if weight is None else weight.T
-        for at in blocks(len(X_test), (32 * self.n_classes + 64) * len(self.y), memory_budget):
+        for at in blocks(len(X_test), (32 * self.n_classes + 64) * len(self.y), block):
             alpha, tau = self.scores(X_test[at])
             own = self.tie(np.where(np.isfinite(tau), tau, 0.0))[:, :, None]
             greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], own, against, axis=-1)
@@ -138,16 +135,12 @@ class NearestNeighbors(Scores):
 
     @classmethod
     def fit(
-        cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, k: int = 5, p: float = 2.0, memory_budget: int = 2**30
+        cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, k: int = 5, p: float = 2.0, block: int = CACHE
     ) -> Self:
         """Provisional lists on the bag X (n, d), y (n,): O(n²), once."""
-        if k < 1:
-            raise ValueError(f"k is {k}; the number of neighbours must be at least 1")
-        if not p >= 1:
-            raise ValueError(f"p is {p}; the Minkowski distance needs p ≥ 1 (2 is Euclidean)")
-        X, y = training(X, y, n_classes)
+        X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
         own, others = np.empty((2, len(y), k))
-        for at in blocks(len(y), 32 * len(y) + 32 * n_classes * k, memory_budget):
+        for at in blocks(len(y), 32 * len(y) + 32 * n_classes * k, block):
             D = without_self(cdist(X[at], X, "minkowski", p=p), at, np.inf)
             by_class = nearest(D, y, n_classes, k)
             own[at] = by_class[np.arange(len(D)), y[at]]
@@ -194,16 +187,14 @@ class KernelDensity(Scores):
 
     @classmethod
     def fit(
-        cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, bandwidth: float = 1.0, memory_budget: int = 2**30
+        cls, X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int, bandwidth: float = 1.0, block: int = CACHE
     ) -> Self:
         """Provisional sums on the bag X (n, d), y (n,): O(n²), once."""
-        if not 0 < bandwidth < np.inf:
-            raise ValueError(f"bandwidth is {bandwidth}; it must be positive and finite")
-        X, y = training(X, y, n_classes)
+        X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
         total = np.empty(len(y))
         for c in range(n_classes):
             members = np.flatnonzero(y == c)
-            for at in blocks(len(members), 32 * len(members), memory_budget):
+            for at in blocks(len(members), 32 * len(members), block):
                 log_K = log_kernel(X[members[at]], X[members], bandwidth)
                 total[members[at]] = log_sum(without_self(log_K, at, -np.inf))
         return cls(X, y, n_classes, bandwidth, total, np.bincount(y, minlength=n_classes))
@@ -223,19 +214,9 @@ class KernelDensity(Scores):
         return TIE * (d + math.log(len(self.y) + 1)) * (1 + tau)
 
 
-def training(X: npt.ArrayLike, y: npt.ArrayLike, n_classes: int) -> tuple[FloatArray, npt.NDArray[np.intp]]:
-    """The bag as arrays X (n, d) and y (n,), its labels checked."""
-    X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
-    if y.shape != X.shape[:1] or X.ndim != 2:
-        raise ValueError(f"X must have shape (n, d) and y (n,); they have {X.shape} and {y.shape}")
-    if len(y) == 0 or y.min() < 0 or y.max() >= n_classes:
-        raise ValueError(f"y must hold at least one label, all in 0..{n_classes - 1}; encode the labels")
-    return X, y
-
-
-def blocks(length: int, row: int, memory_budget: int) -> Iterator[slice]:
-    """Slices of as many rows of so many bytes as fit the budget, and the cache."""
-    step = max(1, min(CACHE, memory_budget) // max(row, 1))
+def blocks(length: int, row: int, size: int) -> Iterator[slice]:
+    """Slices of as many rows of so many bytes as fit a block of this size."""
+    step = max(1, size // max(row, 1))
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
@@ -261,7 +242,8 @@ def nearest(D: FloatArray, y: npt.NDArray[Any], n_classes: int, k: int) -> Float
 def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
     """own / others elementwise, with the conventions above."""
     own, others = np.broadcast_arrays(own, others)
-    with np.errstate(over="ignore"):  # a ratio that is too large is inf
+    with np.errstate(over="ignore"):
+        # A ratio that is too large is inf.
         out: FloatArray = np.where(own > 0, np.inf, 1.0)
         return np.divide(own, others, out=out, where=(others > 0) & (own < np.inf))
 
@@ -289,15 +271,12 @@ class FittedNeighbors(Fitted):
 
     method = "exact"
 
-    def __init__(self, bag: Scores, model: Any, memory: int):
-        self.bag, self.model, self.memory, self.n, self.n_classes = bag, model, memory, len(bag.y), bag.n_classes
-
-    @property
-    def labels(self) -> IntArray:
-        return self.bag.y.astype(np.int64)
+    def __init__(self, bag: Scores, model: Any):
+        super().__init__(bag.y.astype(np.int64), bag.n_classes)
+        self.bag, self.model = bag, model
 
     def holds(self, X: Any) -> bool:
-        return bool(np.allclose(X, self.bag.X[: len(X)], rtol=1e-5, atol=1e-6))
+        return starts_with(self.bag.X, X)
 
     def log_proba(self, X: Any) -> FloatArray:
         return log_of(self.model.predict_proba(X))
@@ -307,41 +286,37 @@ class FittedNeighbors(Fitted):
             raise ValueError("these scores leave a point out of its own neighbours: use scheme='deleted'.")
         if isinstance(self.bag, NearestNeighbors):
             check_distances(np.asarray(X, dtype=np.float64), self.bag.p, training=False)
-        weight = query.weight(self.labels, self.bag.n_classes)
-        return self.bag.counts(X, weight, query.progress, self.memory)
+        return self.bag.counts(X, self.weight(query), query.progress)
 
     def state(self) -> dict[str, Any]:
         """Prepared scores, and the classifier's parameters."""
-        return {"model": clone(self.model), "bag": self.bag, "memory": self.memory}
+        return {"model": clone(self.model), "bag": self.bag}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same; the classifier finds its neighbours anew."""
-        bag, memory = expect(state["bag"], Scores), expect(state["memory"], int)
+        bag = expect(state["bag"], Scores)
         shapes = bag.X.ndim == 2 and bag.y.shape == bag.X.shape[:1]
-        require(shapes and bool(np.isfinite(bag.X).all()) and memory > 0, "points")
-        return cls(bag, state["model"].fit(bag.X, bag.y), memory)
+        require(shapes and bool(np.isfinite(bag.X).all()), "points")
+        return cls(bag, state["model"].fit(bag.X, bag.y))
 
 
 @dataclass(frozen=True)
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
 
-    name = "exact"
-
     def fit(self, bag: Bag, config: Config) -> FittedNeighbors:
         X, model = np.asarray(bag.X, dtype=np.float64), self.model
-        scores: Scores
-        if isinstance(model, KNeighborsClassifier):
-            orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
-            if model.weights != "uniform" or model.metric not in orders:
-                raise ValueError(
-                    f"estimator=KNeighborsClassifier(weights={model.weights!r}, metric={model.metric!r}) is not "
-                    f"supported; use weights='uniform' and a metric among {sorted(orders)}."
-                )
-            k, order = int(model.n_neighbors), orders[model.metric]
-            check_distances(X, order, training=True)
-            scores = NearestNeighbors.fit(X, bag.y, bag.n_classes, k, order, memory_budget=config.memory)
-        else:
-            scores = KernelDensity.fit(X, bag.y, bag.n_classes, model.bandwidth, memory_budget=config.memory)
-        return FittedNeighbors(scores, clone(model).fit(X, bag.y), config.memory)
+        # Which checks its own parameters.
+        fitted = clone(model).fit(X, bag.y)
+        if not isinstance(model, KNeighborsClassifier):
+            return FittedNeighbors(KernelDensity.fit(X, bag.y, bag.n_classes, model.bandwidth), fitted)
+        orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
+        if model.weights != "uniform" or model.metric not in orders or orders[model.metric] < 1:
+            raise ValueError(
+                f"estimator=KNeighborsClassifier(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not "
+                f"supported; use weights='uniform', a metric among {sorted(orders)}, and p ≥ 1."
+            )
+        order = orders[model.metric]
+        check_distances(X, order, training=True)
+        return FittedNeighbors(NearestNeighbors.fit(X, bag.y, bag.n_classes, int(model.n_neighbors), order), fitted)

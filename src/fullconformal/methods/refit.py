@@ -19,27 +19,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fullconformal import pvalues
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Progress, Query
-from fullconformal.methods.probability import FitScore, settings_of
+from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, Progress, Query
+from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.runtime.files import Parts, fingerprint
-from fullconformal.runtime.tasks import Work, finished, workers
+from fullconformal.runtime.tasks import Work, finished, say_nothing, workers
 from fullconformal.storage import StorageError, savable
 
 Array = npt.NDArray[Any]
 LogProbability = Callable[[Array], Array]
 Train = Callable[[Array, Array], LogProbability]
-Report = Callable[[str], None]
 
 TASK_SECONDS = 1.0
-MOST_TASKS = 4096  # of a run, where candidates can be shared out so
-TIED = 4096  # units of rounding, relative, by which two scores may differ and be tied: 2·32(1 + r) for logits that range over r ≤ 63
 
 
 def refit_counts(
@@ -53,7 +49,7 @@ def refit_counts(
     n_jobs: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-    report: Report | None = None,
+    report: Callable[[str], None] = say_nothing,
     *,
     key: str = "",
     eps: float | None = None,
@@ -100,14 +96,13 @@ def refit_counts(
     """
     X, y, X_test = np.asarray(X), np.asarray(y), np.asarray(X_test)
     check(X, X_test, q, checkpoint is not None and not key)
-    say = report or (lambda sentence: None)
     n, m = len(X), len(X_test)
     refits = Refits.of(fit_score, X, y, n_classes, X_test, q == 1)
-    parts = Parts(None if checkpoint is None else Path(checkpoint), say)
+    parts = Work(n_jobs, checkpoint, report).parts()
     digest = fingerprint(repr((n_classes, int(q), key)), X, y, X_test)
     parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
     eps = float(np.finfo(X.dtype if X.dtype.kind == "f" else np.float64).eps) if eps is None else eps
-    blocks = orders(refits, parts, eps, n_jobs, progress, say).reshape(m, n_classes, n)
+    blocks = orders(refits, parts, eps, n_jobs, progress).reshape(m, n_classes, n)
     comparison = None if weight is None else np.asarray(weight).T
     counts = [pvalues.count(block, 0, 0.0, comparison, axis=-1) for block in blocks]
     greater, equal = np.array(counts, dtype=np.float64).reshape(m, 2, n_classes).swapaxes(0, 1)
@@ -129,7 +124,7 @@ def check(X: Array, X_test: Array, q: float, unnamed: bool) -> None:
 
 
 def orders(
-    refits: Refits, parts: Parts, eps: float, n_jobs: int | None, progress: Progress | None, say: Report
+    refits: Refits, parts: Parts, eps: float, n_jobs: int | None, progress: Progress | None
 ) -> npt.NDArray[np.int8]:
     """Order (m·C, n) of the scores α_i against those of the candidates."""
     n = len(refits.y)
@@ -137,7 +132,7 @@ def orders(
     if not refits.total:
         return order
     tau, seconds = candidate_scores(refits, parts) if refits.deleted else (None, [])
-    for start, scores in run(refits, parts, seconds, n_jobs, progress, say):
+    for start, scores in run(refits, parts, seconds, n_jobs, progress):
         at = np.arange(start, start + len(scores))
         if tau is None:
             order[at] = sign(scores[:, :-1], scores[:, -1:], eps)
@@ -147,7 +142,7 @@ def orders(
 
 
 def run(
-    refits: Refits, parts: Parts, seconds: list[float], n_jobs: int | None, progress: Progress | None, say: Report
+    refits: Refits, parts: Parts, seconds: list[float], n_jobs: int | None, progress: Progress | None
 ) -> Iterator[tuple[int, FloatArray]]:
     """First number and scores of every range of fits: those kept, one or two that are timed, then the others as they finish."""
     done = np.zeros(refits.total, dtype=bool)
@@ -172,7 +167,7 @@ def run(
     left = np.flatnonzero(~done)
     if len(left):
         staff = workers(n_jobs, parts)
-        say(estimate(len(left), before, seconds[-1], staff))
+        parts.say(estimate(len(left), before, seconds[-1], staff))
         ranges = tasks(left, refits.stride, seconds[-1], staff)
         calls = {f"{start}-{stop}": (refits.scores, start, stop) for start, stop in ranges}
         for name, scores in finished(calls, parts, n_jobs):
@@ -268,8 +263,10 @@ def hashes(X: Array, y: Array) -> npt.NDArray[np.uint64]:
 def tasks(left: npt.NDArray[np.intp], stride: int, seconds: float, workers: int) -> list[tuple[int, int]]:
     """Ranges that cover the fits left: about a second each or more, of one candidate unless its fits take less, some for each worker."""
     second = TASK_SECONDS / seconds
-    size = max(1, math.ceil(min(max(second, len(left) / MOST_TASKS), len(left) / (4 * workers))))
-    block = stride * max(1, int(min(size, second) // stride))  # whole candidates
+    # No more than 4096 of a run, where candidates can be shared out so.
+    size = max(1, math.ceil(min(max(second, len(left) / 4096), len(left) / (4 * workers))))
+    # Whole candidates.
+    block = stride * max(1, int(min(size, second) // stride))
     number = left // block * block + left % block // size
     cuts = np.flatnonzero((np.diff(left) > 1) | (np.diff(number) > 0)) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(left, cuts)]
@@ -306,14 +303,10 @@ class FittedRefit(Fitted):
 
     method = "exact"
 
-    def __init__(self, fit_score: FitScore, bag: Bag, work: Work):
-        self.fit_score, self.X, self.y, self.work = fit_score, np.asarray(bag.X), bag.y, work
-        self.n, self.n_classes = len(bag.y), bag.n_classes
-        self.model = fit_score(self.X, self.y)
-
-    @property
-    def labels(self) -> IntArray:
-        return self.y
+    def __init__(self, fit_score: FitScore, bag: Bag):
+        super().__init__(bag.y, bag.n_classes)
+        self.fit_score, self.X = fit_score, np.asarray(bag.X)
+        self.model = fit_score(self.X, self.labels)
 
     def log_proba(self, X: Any) -> FloatArray:
         return self.model(X)
@@ -322,16 +315,15 @@ class FittedRefit(Fitted):
         return self.model.precision(X)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        config, classes = self.fit_score.config, self.fit_score.classes
+        config, classes, work = self.fit_score.config, self.fit_score.classes.tolist(), query.work
         # Names an object that cannot be computed with, which in a bag would be one of the points.
         self.model(X)
         # By which a classifier may have been told of classes.
-        labels = classes.tolist()
-        named = () if labels == list(range(len(labels))) else (labels,)
+        named = () if classes == list(range(self.n_classes)) else (classes,)
         key = repr((settings_of(self.fit_score.estimator), config.seed, config.l2, config.max_epochs, *named))
         return refit_counts(
-            self.fit_score, self.X, self.y, len(classes), np.asarray(X), query.q, query.weight(self.y, len(classes)),
-            self.work.n_jobs, self.work.checkpoint, query.progress, self.work.say, key=key, eps=self.precision(self.X),
+            self.fit_score, self.X, self.labels, self.n_classes, np.asarray(X), query.q, self.weight(query),
+            work.n_jobs, work.checkpoint, query.progress, work.say, key=key, eps=self.precision(self.X),
         )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
@@ -349,7 +341,5 @@ class FittedRefit(Fitted):
 class Refit(Method):
     """Full CP itself for any classifier, by honest refits."""
 
-    name = "exact"
-
     def fit(self, bag: Bag, config: Config) -> FittedRefit:
-        return FittedRefit(FitScore(self.model, replace(config, progress=None), bag.classes), bag, config.work)
+        return FittedRefit(FitScore(self.model, replace(config, progress=None), bag.classes), bag)

@@ -43,17 +43,18 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     """The method of a model for objects X, given what was asked for; an error where that does not go with the model."""
     if isinstance(asked, Method):
         return Selection(replace(asked, model=model), "it was given as an object")
-    kind, convex = "the built-in regression" if model is None else type(model).__name__, is_convex(model, config.head)
+    kind = "the built-in regression" if model is None else type(model).__name__
+    convex = is_convex(model, config.head)
     if is_neighbors(model) and asked in ("auto", "exact"):
         return Selection(Neighbors(model), f"{kind} has exact scores without refits")
-    if asked == "exact" and not convex:
+    if asked == "exact" and convex:
+        return Selection(Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
+    if asked == "exact":
         if config.prefit:
             raise ValueError(
                 "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
             )
         return Selection(Refit(model), f"{kind} has no faster way to exact scores than refits")
-    if asked == "exact":
-        return Selection(Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
     if asked == "symmetric" and not convex:
         raise ValueError(
             f"method='symmetric' needs a convex fit, and {kind} is not: give head= (a network's last linear "
@@ -61,12 +62,11 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
         )
     influence_asked = config.approximation != "direct" or config.curvature != "auto" or config.damping is not None
     if asked == "symmetric" or (asked == "auto" and convex and not influence_asked):
-        return Selection(Symmetric(model), f"the fit of {kind} is convex, so symmetric scores are exactly valid")
-    streams = config.curvature == "last_layer_kron" or (
-        config.curvature == "last_layer" and config.prefit and config.head is None and isinstance(model, nn.Module)
-        and (isinstance(X, Stream) or is_mapped(X))
-    )  # fmt: skip
-    reason = "an option of influence was given" if convex and asked == "auto" else f"{kind} has a loss and gradients"
-    if streams:
+        reason = f"the fit of {kind} is convex, so symmetric scores are exactly valid"
+        return Selection(Symmetric(model), reason)
+    read_once = isinstance(X, Stream) or is_mapped(X)
+    trained = config.prefit and config.head is None and isinstance(model, nn.Module)
+    if config.curvature == "last_layer_kron" or (config.curvature == "last_layer" and trained and read_once):
         return Selection(LastLayer(model), f"curvature={config.curvature!r} is of the last layer alone")
+    reason = "an option of influence was given" if convex and asked == "auto" else f"{kind} has a loss and gradients"
     return Selection(Influence(model), reason)
