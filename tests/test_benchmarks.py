@@ -64,7 +64,7 @@ def test_scripts_use_what_is_public(path):
         ("from fullconformal.problem import flat", ["1: fullconformal.problem.flat"]),
         ("\nimport fullconformal.influence.tiles", ["2: fullconformal.influence.tiles"]),
         ("from fullconformal.sets import _mask", ["1: fullconformal.sets._mask"]),
-        ("clf._engine.__dict__", ["1: _engine"]),
+        ("clf._fitted.__dict__", ["1: _engine"]),
     ],
 )
 def test_the_checker_sees_what_is_not(source, found):

@@ -132,12 +132,12 @@ def test_one_process_shares_nothing_out(monkeypatch, expected):
 
 
 def test_a_few_objects_are_shared_out_by_training_points():
-    training = fitted().set_params()._fitted.training
-    assert shards.grid(training, training.problem.X[:1], 2) == {"blocks": 1, "shards": 8}
-    assert shards.grid(training, training.problem.X, 2) == {"blocks": 8, "shards": 1}
-    assert shards.grid(training, training.problem.X[:1].expand(10_000, -1), 1) == {"blocks": 5, "shards": 1}
-    small = replace(training, memory=4 * training.problem.X.nbytes // 3)
-    assert shards.grid(small, training.problem.X, 2) == {"blocks": 8, "shards": 3}
+    prepared = fitted().set_params()._fitted.prepared
+    assert shards.grid(prepared, prepared.problem.X[:1], 2) == {"blocks": 1, "shards": 8}
+    assert shards.grid(prepared, prepared.problem.X, 2) == {"blocks": 8, "shards": 1}
+    assert shards.grid(prepared, prepared.problem.X[:1].expand(10_000, -1), 1) == {"blocks": 5, "shards": 1}
+    small = replace(prepared, memory=4 * prepared.problem.X.nbytes // 3)
+    assert shards.grid(small, prepared.problem.X, 2) == {"blocks": 8, "shards": 3}
 
 
 @pytest.mark.parametrize("total", [1, 7, 64])
@@ -151,7 +151,7 @@ def test_cuts_cover_everything(total):
 # Killed workers and drivers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "light"), [("curvature", 2**20), ("counts", 2**20), ("influences", -1)])
+@pytest.mark.parametrize(("stage", "light"), [("curvature", 2**20), ("counts", 2**20), ("influence", -1)])
 def test_a_killed_worker_costs_its_parts_only(dask, tmp_path, expected, stage, light, monkeypatch):
     """Whether data go along with their tasks, or apart: these are lost with the worker, and a task whose data are under way hangs."""
     monkeypatch.setattr(shards, "LIGHT", light)
@@ -190,7 +190,7 @@ def test_a_killed_driver_costs_nothing_finished(cluster, dask, tmp_path, expecte
     assert np.abs(p - expected).max() < 1e-9
     after = parts(tmp_path)
     assert found.items() <= after.items()  # none of them was written again
-    assert [len(parts(tmp_path, f"{name}-")) for name in ("curvature", "influences", "counts")] == [8, 8, 8]
+    assert [len(parts(tmp_path, f"{name}-")) for name in ("curvature", "influence", "counts")] == [8, 8, 8]
     assert f"{stage}: 8 parts, {finished_} of them found in" in capsys.readouterr().out
     assert (run(checkpoint=tmp_path) == p).all()
     assert parts(tmp_path) == after  # nothing was left to do

@@ -248,11 +248,11 @@ def test_sets_are_nested_and_levels_may_be_many(three):
 def test_leverages_are_those_of_the_matrices(two, three):
     """Two classes: the largest eigenvalue of SA. More: below it."""
     for data, exact in ((two, True), (three, False)):
-        training = FullConformalClassifier(method="influence").fit(*data[:2])._fitted.prepared
-        f, J = training.problem.jacobian(training.problem.X)
-        A = flat(J) @ training.factor.solve(flat(J).flatten(0, 1)).view_as(flat(J)).mT
+        prepared = FullConformalClassifier(method="influence").fit(*data[:2])._fitted.prepared
+        f, J = prepared.problem.jacobian(prepared.problem.X)
+        A = flat(J) @ prepared.factor.solve(flat(J).flatten(0, 1)).view_as(flat(J)).mT
         top = torch.linalg.eigvals(SOFTMAX.curvature(f) @ A).real.amax(1)
-        ours = SOFTMAX.leverage(training.loss, training.self_influence)
+        ours = SOFTMAX.leverage(prepared.loss, prepared.self_influence)
         assert (ours <= top + 1e-12).all()
         assert not exact or (ours - top).abs().max() < 1e-9
 

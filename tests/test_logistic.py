@@ -194,7 +194,7 @@ def test_a_symmetric_predictor_is_fitted_once(monkeypatch):
         clf = FullConformalClassifier(estimator, method="symmetric").fit(X[:, :6], y)
         assert len(calls) == 1
         calls.clear()
-        theta, engine = clf._engine.bag.base.theta, clf._engine
+        theta, engine = clf._fitted.bag.base.theta, clf._fitted
         W = engine.problem.theta.view(4, 7)
         torch.testing.assert_close((W[1:] - W[0]).T, theta, rtol=1e-12, atol=1e-14)
 

@@ -10,10 +10,10 @@ from sklearn.neural_network import MLPClassifier
 
 import fullconformal
 from fullconformal import CVPlusClassifier, FullConformalClassifier, JackknifePlusClassifier, SplitConformalClassifier
-from fullconformal.estimators import options
 from fullconformal.linear import from_problem
 from fullconformal.linear.from_problem import Regression, fit_linear
 from fullconformal.linear.span import Span, lengths, span_of
+from fullconformal.methods import influence
 from fullconformal.models import linear
 from fullconformal.problem import Problem
 
@@ -44,14 +44,14 @@ SHAPES = {"columns": data, "basis": wide}
 def both(monkeypatch, make, X, y):
     """A fitted classifier in coordinates of the span, and one that knows the columns as they are."""
     out = make().fit(X, y)
-    for where in (options, from_problem):
+    for where in (influence, from_problem):
         monkeypatch.setattr(where, "span_of", lambda X, penalty=None: None)
     return out, make().fit(X, y)
 
 
 def width(clf):
     """Columns that the engine's solver knows, that of the intercept included."""
-    engine = clf._engine
+    engine = clf._fitted
     return engine.problem.blocks[0].i if clf.method_ == "influence" else engine.bag.X.shape[1]
 
 
@@ -173,7 +173,7 @@ def test_scores_are_those_of_the_columns_as_they_are(monkeypatch, shape, curvatu
     chosen = {"curvature": curvature, "scheme": scheme, "approximation": approximation, "l2": 0.1}
     chosen["damping"] = 0.01 if curvature == "dual" else None  # which needs a penalty on the intercept too
     made = both(monkeypatch, lambda: FullConformalClassifier(method="influence", **chosen), X, y)
-    scores = (clf._engine.scores(clf._prepare_inputs(objects), clf._query()) for clf in made)
+    scores = (clf._fitted.scores(clf._prepare_inputs(objects), clf._query()) for clf in made)
     for mine, other in zip(*scores, strict=True):  # fits differ by their tolerance of 1e-10, iterative solves by 1e-8
         np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7)
 
@@ -185,7 +185,7 @@ def test_what_lies_beyond_the_span_is_seen(shape):
     clf = FullConformalClassifier(method="influence", scheme="ordinary", l2=0.1).fit(X, y)
     longer = objects.copy()
     longer[:, IDLE] *= 2
-    tau = [clf._engine.scores(clf._prepare_inputs(part), clf._query())[1] for part in (objects, longer)]
+    tau = [clf._fitted.scores(clf._prepare_inputs(part), clf._query())[1] for part in (objects, longer)]
     assert (tau[1][2:] < tau[0][2:]).all() and (tau[1][:2] == tau[0][:2]).all()
 
 
@@ -193,7 +193,7 @@ def test_what_lies_beyond_the_span_is_seen(shape):
 def test_approximations_that_count_columns_keep_them(curvature):
     X, y, _ = data()
     clf = FullConformalClassifier(method="influence", curvature=curvature, damping=0.1).fit(X, y)
-    assert getattr(clf._engine, "span", None) is None
+    assert getattr(clf._fitted, "span", None) is None
 
 
 def test_models_whose_weights_may_lie_beyond_keep_the_columns():
@@ -206,7 +206,7 @@ def test_models_whose_weights_may_lie_beyond_keep_the_columns():
     ):  # fmt: skip
         with pytest.warns():  # far from a minimum, or of none
             clf = FullConformalClassifier(method="influence", **chosen).fit(X, y)
-        assert clf._engine.span is None, chosen
+        assert clf._fitted.span is None, chosen
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -251,7 +251,7 @@ def test_columns_of_another_size(monkeypatch, method, size):
 def test_checkpoints_know_objects_by_their_columns(tmp_path):
     X, y, objects = wide()
     clf = FullConformalClassifier(method="influence", checkpoint=tmp_path).fit(X, y)
-    assert clf._engine.span is None
+    assert clf._fitted.span is None
     np.testing.assert_array_equal(
         clf.predict_p(objects), FullConformalClassifier(method="influence").fit(X, y).predict_p(objects)
     )

@@ -55,7 +55,7 @@ class DenseFactor(Factor):
 
     def written_half(self, like: Tensor) -> Tensor:
         """L⁻ᵀ (p, p)."""
-        return self.matrix.mT if self.inverted else super().written_half(like)
+        return (self.matrix if self.inverted else inverse_triangular(self.matrix.clone())).mT
 
     def back(self, rows: Tensor) -> Tensor:
         """rows · L⁻¹, (k, p)."""
@@ -158,12 +158,13 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
 
 
 def inverse_triangular(L: Tensor) -> Tensor:
-    """L⁻¹ of a lower triangular matrix in float64, which may be overwritten.
+    """L⁻¹ of a lower triangular matrix, which may be overwritten.
 
     A large one by LAPACK, in a third of the operations and in place; its threads would be in the way of torch's where that takes no time.
     """
     if not L.is_cuda and len(L) >= 1024:
-        return torch.from_numpy(lapack.dtrtri(L.mT.numpy(), lower=0, overwrite_c=1)[0]).mT
+        invert = lapack.dtrtri if L.dtype == torch.float64 else lapack.strtri
+        return torch.from_numpy(invert(L.mT.numpy(), lower=0, overwrite_c=1)[0]).mT
     out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
     return out
 

@@ -12,6 +12,7 @@ points in the range, which is hardly longer than what it must hold.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +45,14 @@ class Bag:
             for v in (self.slack, self.sigma)
         )
         self.top: Tensor | None = None  # 𝓗⁻¹g_i of the points of largest b, as many as a prediction asked for
+        self.root: Any = None  # L⁻ᵀ as `candidates` writes it out, where a prediction asked for it
 
     def __len__(self) -> int:
         return len(self.b)
 
     def __getstate__(self) -> dict[str, object]:
         """What copies of a predictor hold: no second copy of the points' rows, which is made again."""
-        return {**{name: value for name, value in vars(self).items() if name != "single"}, "top": None}
+        return {**{name: value for name, value in vars(self).items() if name != "single"}, "top": None, "root": None}
 
     @cached_property
     def single(self) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Candidates' rows, which meet the points' rows in products: half-solved gradients L⁻¹ĝ, in the problem's precision or in float32.
+"""Candidates' rows, which meet the points' rows in products: half-solved gradients L⁻¹ĝ, in the problem's precision or rounded to float32.
 
-In float32 each row comes with a bound of its error, and so does ŝ, which other schemes than the deleted have in τ.
+Rows in float32 are rounded from the problem's precision, in which ŝ and τ are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ OBJECTS = 128  # whose rows are made together, so that they stay in the cache
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates of objects x with labels y: ℓ̂, ŝ or a bound of it, and the lowest τ there may be, (k,) each; once made, rows (k, p).
-
-    Rows in float32 are off by no more than `error`, and τ by no more than `off`, (k,) each.
-    """
+    """Candidates of objects x with labels y: ℓ̂, ŝ or a bound of it, and the lowest τ there may be, (k,) each; once made, rows (k, p)."""
 
     x: Tensor
     y: Tensor
@@ -34,8 +31,13 @@ class Candidates:
     influence: Tensor
     tau: Tensor
     rows: Tensor | None = None
+    #: what rows in float32 are off by, besides rounding, (k,); ŝ is then an upper bound, and τ off by as much
     error: Tensor | None = None
-    off: Tensor | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether rows are rounded to float32, and nothing else is."""
+        return self.rows is not None and self.rows.dtype == torch.float32 != self.tau.dtype
 
     def __len__(self) -> int:
         return len(self.x)
@@ -94,63 +96,72 @@ def solved_one_by_one(prepared: Prepared, X: Tensor, found: Candidates, q: float
     """L⁻¹ĝ by one half-solve for each candidate."""
     half = prepared.factor.half(written(prepared, X, found))
     s_hat = torch.linalg.vector_norm(half, dim=1).square_()
-    found = with_rows(found, half, s_hat, q)
-    if not single:
-        return found
-    size, tiny = s_hat.sqrt(), prepared.problem.p * TINY
-    return replace(found, rows=half.float(), error=UNIT * size + tiny, off=torch.zeros_like(size))
+    return with_rows(found, half.float() if single else half, s_hat, q)
 
 
 def root_pays(prepared: Prepared, found: Candidates) -> bool:
     """Whether L⁻ᵀ, written out, makes rows of all labels of the candidates' objects with fewer operations than half-solves."""
     problem, p = prepared.problem, prepared.problem.p
-    if problem.prefix_names or p**2 * problem.X.element_size() > prepared.memory // 8:
+    if problem.prefix_names or p <= SMALL or p**2 * problem.X.element_size() > prepared.memory // 8:
         return False
     write = 0 if getattr(prepared.factor, "inverted", False) else p
     return len(found) >= 2 * len(torch.unique(found.x)) + write
 
 
-def written_root(prepared: Prepared) -> list[Tensor]:
-    """L⁻ᵀ, one (i, o·p) tensor for each parameter block: an object's a meets it once for all labels."""
-    root = prepared.factor.written_half(prepared.problem.theta)
-    return [root[b.start : b.stop].reshape(b.o, b.i, -1).transpose(0, 1).flatten(1) for b in prepared.problem.blocks]
+#: L⁻ᵀ for each parameter block and output: the part (i, p − start) from the first column that is not all zero, and where that is
+Root = list[list[tuple[int, Tensor]]]
 
 
-def solved_by_root(
-    prepared: Prepared, root: list[Tensor], X: Tensor, found: Candidates, q: float, single: bool
-) -> Candidates:
+def written_root(prepared: Prepared) -> Root:
+    """L⁻ᵀ written out, cut so that an object's a meets it once for all labels; of a triangular one half is zero."""
+    root, out = prepared.factor.written_half(prepared.problem.theta), []
+    for block in prepared.problem.blocks:
+        parts = root[block.start : block.stop].view(block.o, block.i, -1)
+        starts = (parts != 0).any(1).int().argmax(1).tolist()
+        out.append([(start, part[:, start:].contiguous()) for start, part in zip(starts, parts, strict=True)])
+    return out
+
+
+def solved_by_root(prepared: Prepared, root: Root, X: Tensor, found: Candidates, q: float, single: bool) -> Candidates:
     """L⁻¹ĝ = Σ D·V over blocks of parameters with ĝ = D ⊗ a and V = a·root, the same for all labels of an object: 2p² operations.
 
-    V is in the problem's precision; the sum, in float32, errs by its length times |D||V|.
+    In float32 V is rounded and summed over the o outputs: that errs by less than u(o + 3)|D||V|.
     """
-    problem, p, tiny = prepared.problem, prepared.problem.p, prepared.problem.p * TINY
-    dtype, terms = torch.float32 if single else X.dtype, sum(b.o for b in problem.blocks)
+    problem, C = prepared.problem, prepared.problem.n_classes
     objects, at = torch.unique(found.x, return_inverse=True)
-    rows = torch.empty(len(found), p, dtype=dtype, device=X.device)
-    error = torch.zeros_like(found.loss)
     logits, J = problem.jacobian(X[objects])
     every = candidate_gradients(problem.loss, J, logits)
+    dtype, outputs = torch.float32 if single else X.dtype, sum(b.o for b in problem.blocks)
+    rows = torch.empty(len(found), problem.p, dtype=dtype, device=X.device)
+    s_hat, error = torch.empty_like(found.loss), torch.zeros_like(found.loss)
     order = torch.argsort(at, stable=True)  # candidates by object
-    stops = torch.searchsorted(at[order], torch.arange(0, len(objects) + OBJECTS, OBJECTS, device=X.device)).tolist()
-    for k, start in enumerate(range(0, len(objects), OBJECTS)):
-        ghat, mine = select(every, slice(start, start + OBJECTS)), order[stops[k] : stops[k + 1]]
-        half = torch.empty(*ghat[0].left.shape[:2], p, dtype=dtype, device=X.device)
-        off = torch.zeros_like(half[..., 0])
-        for block, ((D, a), part) in enumerate(zip(ghat, root, strict=True)):
+    ends = torch.arange(0, len(objects) + OBJECTS, OBJECTS, device=X.device)
+    sizes = torch.searchsorted(at[order], ends).diff().tolist()
+    # Where all labels of all objects are asked for, in order, they are written where they belong.
+    whole = len(found) == C * len(objects) and torch.equal(
+        found.y, torch.arange(C, device=X.device).repeat(len(objects))
+    )
+    for start, mine in zip(range(0, len(objects), OBJECTS), order.split(sizes), strict=True):
+        ghat = select(every, slice(start, start + OBJECTS))
+        k = len(ghat[0].left)
+        half = rows[C * start : C * (start + k)].view(k, C, -1).zero_() if whole else rows.new_zeros(k, C, problem.p)
+        off = X.new_zeros(k, C)
+        for (D, a), parts in zip(ghat, root, strict=True):
             assert a is not None  # there is no prefix
-            V = (a @ part).to(dtype)
-            D = D.to(dtype)
-            torch.baddbmm(half, D, V.view(len(V), D.shape[2], -1), beta=float(block > 0), out=half)
-            if single:  # what vanishes, below 2⁻¹²⁶, is granted apart
-                size = torch.linalg.vector_norm(V, dim=1)[:, None] + tiny**0.5
-                off += (terms + 3) * (torch.linalg.vector_norm(D, dim=2) + tiny**0.5) * size
-        rows[mine] = half[at[mine] - start, found.y[mine]]
-        error[mine] = off[at[mine] - start, found.y[mine]].to(error.dtype)
-    norm = torch.linalg.vector_norm(rows, dim=1).to(found.loss.dtype)
+            first = min(column for column, _ in parts)
+            V = half.new_zeros(k, len(parts), problem.p - first)
+            for output, (column, part) in enumerate(parts):
+                V[:, output, column - first :] = a @ part
+            half[..., first:].baddbmm_(D.to(dtype), V)
+            if single:
+                off += torch.linalg.vector_norm(D, dim=2) * torch.linalg.vector_norm(V, dim=(1, 2))[:, None]
+        own = at[mine] - start, found.y[mine]
+        length = torch.linalg.vector_norm(half, dim=2).to(X.dtype)
+        s_hat[mine], error[mine] = length.square()[own], 1.01 * UNIT * (outputs + 3) * off[own]
+        if not whole:
+            rows[mine] = half[own]
     if not single:
-        return with_rows(found, rows, norm**2, q)
-    error = 1.02 * UNIT * error + tiny
-    length = norm * (1 + UNIT * p) + tiny**0.5 + error
-    off = length**2 - norm**2  # of ŝ
-    tau = lowest(found.loss, norm**2, q)
-    return replace(found, rows=rows, influence=length**2, tau=tau, error=error, off=(1 - q) * off)
+        return with_rows(found, rows, s_hat, q)
+    # Norms in float32 err too.
+    error += 1.01 * UNIT * problem.p**0.5 * s_hat.sqrt() + problem.p * TINY
+    return replace(with_rows(found, rows, (s_hat.sqrt() + error).square(), q), error=error)

@@ -10,13 +10,13 @@ tile, which meets the points of all its ranges in one matrix product of rows. Th
    once, and the candidates whose ranges reach there pass by. Rows are g_i and 𝓗⁻¹ĝ; or half-solved gradients straight from the layers,
    R⁻¹g_i and R⁻¹ĝ, where the factor has those.
 
-In float64, kept rows meet in float32 wherever that decides. With u = 2⁻²⁴ and a candidate's row off by ε, b_i − k_i − τ errs by less than
+In float64, kept rows meet in float32 wherever that decides. With u = 2⁻²⁴, b_i − k_i − τ errs by less than
 
-    u·((p + 6)·σ_i|w| + (p + 2)·σ_i·ρ + 2·(|b_i| + |τ|)) + σ_i·ε
+    u·((2p + 10)·σ_i·ρ + 2·(|b_i| + |τ|)) + σ_i·ε
 
-by Cauchy–Schwarz, whatever the order of the sums: p additions to Σ|v||w|, whose factors are rounded, and to b_i − τ, which is about σ_i·ρ
-at most where the sign is in doubt. What exceeds that and the tie tolerance is decided, and the few pairs that do not are formed again
-in float64: the counts are those of `count_scores`.
+by Cauchy–Schwarz, whatever the order of the sums, where rows of candidates are off by ε: p additions to Σ|v||w| ≤ σ_i·ρ, whose factors are rounded, and to b_i − τ, which is
+about σ_i·ρ at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What exceeds that and the tie
+tolerance is decided, and the few pairs that do not are formed again in float64: the counts are those of `count_scores`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from fullconformal.influence.sources import Source, Top, source_of
 from fullconformal.runtime.numerics import full_precision
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
-TILE = {"cpu": (64, 3e5), "cuda": (512, 1e9)}
+TILE = {"cpu": (128, 3e6), "cuda": (512, 1e9)}
+COUNTED = 32  # operations that it takes to count a pair besides its product
 FETCH = 8  # what gathering a point's row costs, in products with it
 AGAIN = 64  # one pair in so many may be formed again in float64; where they are more, all products are formed in it
 PAIR = 160  # bytes that a pair takes while it is counted, at most
@@ -169,12 +170,9 @@ class _Counter:
 
     def _ranges(self, source: Source, found: Candidates, highest: Tensor) -> tuple[Tensor, Tensor]:
         """The ranges of candidates with τ no higher than `highest` (k,)."""
-        lowest, own = found.tau, source.own(found)
-        if found.off is not None:
-            lowest, highest, own = lowest - found.off, highest + found.off, own + self.prepared.rounding * found.off
         # What a product errs by, what is granted for that, and the rounding of the bound itself.
         rho = found.rho * (1 + 3 * (source.error + self.prepared.rounding))
-        return self.bag.ranges(lowest, highest, rho, own, found.y)
+        return self.bag.ranges(found.tau, highest, rho, source.own(found), found.y)
 
     def _portions(self, low: Tensor, high: Tensor) -> list[Tensor | None]:
         """Places of the points that are in some range, in portions; None for all of them at once."""
@@ -188,29 +186,29 @@ class _Counter:
 
     def _meet(self, source: Source, made: Candidates, low: Tensor, high: Tensor, points: _Points) -> bool:
         """Count the points in the ranges low … high (k,) of candidates, tile by tile; False where too many are left to float64."""
-        single, p, device = made.error is not None, self.prepared.problem.p, low.device
+        single, p, device = made.single, self.prepared.problem.p, low.device
         tiles = _cut(low, high, self._class(made), p, 0 if single else FETCH)
         if not len(tiles.size):
             return True
         order = torch.as_tensor(tiles.order, device=device)
-        last = torch.as_tensor(np.repeat(tiles.last, tiles.size), device=device)
-        # Points of the tile after the range are counted with the tile; they were counted as surely above.
-        above = points.beyond[last] - points.beyond[high[order]]
-        near = _Near(self, source, made, points)
+        first = torch.as_tensor(np.repeat(tiles.first, tiles.size), device=device)
+        below = torch.zeros(len(order), dtype=torch.int32 if points.weight is None else torch.float64, device=device)
+        near = _Near(source, made, points)
         of_score, of_product, of_point = (v if v is near.of_point else v[order] for v in near.bounds)
         most = near.largest(of_score, of_product, tiles)
         dtype = torch.float32 if single else made.tau.dtype
-        tau, scores = made.tau[order].to(dtype), points.b if not single else self.bag.single[1]
+        tau, s_hat = made.tau[order].to(dtype), made.influence[order]
+        scores = self.bag.single[1] if single else points.b
         sigma, of_score, of_product, of_point = (v.to(dtype) for v in (points.sigma, of_score, of_product, of_point))
         assert made.rows is not None
         room, stop, pairs = self.prepared.memory // 16 // PAIR, 0, 0
         for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
             c = slice(stop, stop := stop + size)
-            rows, step = made.rows[order[c]], max(1, room // size)
+            rows, step = made.rows.index_select(0, order[c]), max(1, room // size)
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
                 excess = scores[i, None] - tau[c]
-                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], made.influence[order[c]])
-                above[c] += _signs(excess, None if points.weight is None else points.weight[i])
+                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], s_hat[c])
+                below[c] += _below(excess, None if points.weight is None else points.weight[i])
                 distance = excess.abs()
                 pairs += distance.numel()
                 if bool(distance.amin() > least):
@@ -224,7 +222,8 @@ class _Counter:
                     near.settle()
         near.settle()
         self.formed += pairs
-        self._add(made[order], above)
+        # Points of a tile after a candidate's range have been counted as surely above.
+        near.counts[0].index_add_(0, order, points.beyond[first] - below - points.beyond[high[order]])
         self.total.index_add_(1, near.column, near.counts)
         return True
 
@@ -232,8 +231,8 @@ class _Counter:
 class _Near:
     """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
 
-    def __init__(self, counter: _Counter, source: Source, made: Candidates, points: _Points):
-        self.counter, self.source, self.made, self.points = counter, source, made, points
+    def __init__(self, source: Source, made: Candidates, points: _Points):
+        self.source, self.made, self.points = source, made, points
         self.prepared, self.own = source.prepared, source.own(made)
         self.column = made.x * self.prepared.problem.n_classes + made.y
         self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)
@@ -241,9 +240,9 @@ class _Near:
         self.count = self.held = 0
         p, rho = self.prepared.problem.p, made.rho
         of_score, of_product, self.of_point = self.own, source.error * rho, points.slack
-        if made.error is not None and made.off is not None:
-            of_score = self.own + 2 * UNIT * made.tau.abs() + 1.01 * made.off + p * TINY * (1 + rho)
-            of_product = UNIT * (2 * p + 8) * rho + made.error
+        if made.single:
+            of_score = self.own + 2 * UNIT * made.tau.abs() + p * TINY * (1 + rho)
+            of_product = UNIT * (2 * p + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
             self.of_point = points.slack + 2 * UNIT * points.b.abs()
         self.of_point = 1.02 * self.of_point
         #: what |α − τ| must exceed to decide is their sum, the second times σ: of candidates (k,) twice, of points (n,)
@@ -270,7 +269,7 @@ class _Near:
         points, step = self.points, max(1, self.prepared.memory // 16 // (4 * self.prepared.problem.p * 8))
         for c, i, excess in zip(*(torch.cat(v).split(step) for v in zip(*self.pairs, strict=True)), strict=True):
             counted, own = ~excess.signbit(), self.own[c]
-            if self.made.error is not None:
+            if self.made.single:
                 excess, own = self._again(c, i)
             tolerance = own + points.slack[i] + self.source.error * points.sigma[i] * self.made.rho[c]
             above, not_below = excess > tolerance, excess >= -tolerance
@@ -297,14 +296,14 @@ def _from_there_on(b: Tensor, weight: Tensor | None) -> Tensor:
     return torch.cat([weight, weight.new_zeros(1)]).flip(0).cumsum(0).flip(0)
 
 
-def _signs(excess: Tensor, weight: Tensor | None) -> Tensor:
-    """Weight (k,) of the points where α − τ (points, k) has no minus sign. On a CPU bits are summed three times faster than truths."""
+def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
+    """Weight (k,) of the points where α − τ (points, k) has a minus sign. On a CPU bits are summed three times faster than truths."""
     if weight is not None:
-        return weight @ (~excess.signbit()).double()
+        return weight @ excess.signbit().double()
     if excess.is_cuda:
-        return (~excess.signbit()).sum(0)
+        return excess.signbit().sum(0)
     bits = excess.view(torch.int64 if excess.element_size() == 8 else torch.int32)
-    return len(excess) + (bits >> (8 * excess.element_size() - 1)).sum(0, dtype=torch.int32)
+    return (bits >> (8 * excess.element_size() - 1)).sum(0, dtype=torch.int32).neg_()
 
 
 def _cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> _Tiles:
@@ -315,7 +314,7 @@ def _cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> _Tiles
     are in products of a candidate with a point. By NumPy, which is quicker to start.
     """
     most, operations = TILE.get(low.device.type, TILE["cpu"])
-    start, at = operations / (2 * p), (high > low).nonzero()[:, 0]
+    start, at = operations / (2 * p + COUNTED), (high > low).nonzero()[:, 0]
     first, last, kind = (v[at].cpu().numpy() for v in (low, high, label))
     width = np.frexp((last - first).astype(np.float64))[1] // 2
     key = np.lexsort((first, width, kind))

@@ -72,7 +72,12 @@ class Prepared:
     @property
     def rounding(self) -> float:
         """Relative error granted to a product gᵀ𝓗⁻¹g: that of p terms."""
-        return 32 * math.sqrt(self.problem.p) * torch.finfo(self.problem.X.dtype).eps
+        return rounding(self.problem.p, torch.finfo(self.problem.X.dtype).eps)
+
+
+def rounding(p: int, eps: float) -> float:
+    """Relative rounding error granted to a product of p terms."""
+    return 32 * math.sqrt(p) * eps
 
 
 @stage("self-influences")

@@ -21,6 +21,7 @@ from fullconformal.influence.bag import Bag
 from fullconformal.influence.candidates import (
     HUGE,
     Candidates,
+    Root,
     is_bounded,
     root_pays,
     solved_by_root,
@@ -58,9 +59,9 @@ class Source(ABC):
 
     def own(self, found: Candidates) -> Tensor:
         """Rounding granted to τ (k,)."""
-        return self.prepared.rounding * torch.maximum(
-            found.tau.abs(), found.loss.abs() if found.rows is None else found.tau.abs()
-        )
+        size = found.tau.abs() if found.rows is not None else torch.maximum(found.tau.abs(), found.loss)
+        off = 0.0 if found.error is None else 4 * (1 - self.q) * found.rho * found.error
+        return self.prepared.rounding * size + off
 
     def begin(self, left: Candidates) -> None:
         """Make what serves all candidates that are left."""
@@ -86,7 +87,7 @@ class Source(ABC):
 class Kept(Source):
     """L⁻¹g_i as they are kept; of float64 in float32 too, where products in float32 are what they should be."""
 
-    root: list[Tensor] | None = None
+    root: Root | None = None
 
     def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
         super().__init__(prepared, bag, X, q)
@@ -95,7 +96,8 @@ class Kept(Source):
         self.has_top = self.is_bounded and q == 1 and len(bag.stops) == 1
 
     def begin(self, left: Candidates) -> None:
-        self.root = written_root(self.prepared) if root_pays(self.prepared, left) else None
+        if root_pays(self.prepared, left):
+            self.root = self.bag.root = self.bag.root or written_root(self.prepared)
 
     def make(self, found: Candidates, single: bool) -> Candidates:
         single = single and self.single
@@ -172,13 +174,15 @@ class FromLayers(Source):
     directions of small λ, where (λ+1)^-½ leaves it as it is and shrinks the gradient, so ten bits would not do.
     """
 
-    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float, halves: Halves, low: bool | None):
+    def __init__(
+        self, prepared: Prepared, bag: Bag, X: Tensor, q: float, halves: Halves, low: bool | None, part: int = PART
+    ):
         super().__init__(prepared, bag, X, q)
         p = prepared.problem.p
         self.halves, self.is_bounded = halves, True
         self.low = X.is_cuda and X.dtype == torch.float32 if low is None else low
         self.dtype = torch.float16 if self.low else X.dtype
-        self.parts = -(-p // PART)
+        self.parts = -(-p // part)
         self.width = p + (-p % (8 * self.parts) if self.low else 0)
         self.error = prepared.rounding + (HALF_ERROR if self.low else 0.0)
         nbytes = self.width * self.dtype.itemsize

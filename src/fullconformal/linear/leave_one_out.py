@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, logits
-from fullconformal.linear.certificate import Fits, radius
-from fullconformal.linear.hessian import curvature
+from fullconformal.linear.hessian import Fits, curvature, radius
 from fullconformal.linear.newton import refit
 from fullconformal.losses.relative import pairs, probabilities, residual, second, unpacked
 

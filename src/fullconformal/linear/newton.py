@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, gradient, logits, objective, residuals
-from fullconformal.linear.certificate import Base, Fits, certify, inner, radius, rounding
-from fullconformal.linear.hessian import Curvature, curvature
+from fullconformal.linear.hessian import Base, Curvature, Fits, certify, curvature, inner, radius, rounding
 from fullconformal.linear.steps import Steps
 from fullconformal.losses.relative import probabilities, range_of, residual, second, unpacked
 from fullconformal.runtime.numerics import LITTLE, blas_alone, threads

@@ -98,6 +98,9 @@ class Method(ABC):
 
     model: Any = None
 
+    #: what users call it
+    name: ClassVar[str]
+
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:
         """Fit the model to the bag, unless it is fitted, and prepare what every prediction needs."""

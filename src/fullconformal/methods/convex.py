@@ -134,6 +134,8 @@ class FittedExact(FittedSymmetric):
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
 
+    name = "symmetric"
+
     def fit(self, bag: Bag, config: Config) -> FittedSymmetric:
         return FittedSymmetric.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)
 
@@ -141,6 +143,8 @@ class Symmetric(Method):
 @dataclass(frozen=True)
 class Exact(Method):
     """Full CP itself for convex models."""
+
+    name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedExact:
         return FittedExact.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)

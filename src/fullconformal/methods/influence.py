@@ -129,6 +129,8 @@ class FittedInfluence(FittedProblem):
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
 
+    name = "influence"
+
     def fit(self, bag: Bag, config: Config) -> FittedInfluence:
         self._check_memory(bag, config)
         span = self._span(bag, config)

@@ -161,6 +161,8 @@ class LastLayer(Method):
     bag may hold a `Stream` as X, whose labels come with its objects.
     """
 
+    name = "influence"
+
     def fit(self, bag: Bag, config: Config) -> FittedLastLayer | FittedOnFeatures:
         streamed = isinstance(bag.X, Stream)
         if not (config.prefit and config.head is None and isinstance(self.model, nn.Module)):

@@ -305,6 +305,8 @@ class FittedNeighbors(Fitted):
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
 
+    name = "exact"
+
     def fit(self, bag: Bag, config: Config) -> FittedNeighbors:
         X, model = np.asarray(bag.X, dtype=np.float64), self.model
         # Which checks its own parameters.

@@ -341,5 +341,7 @@ class FittedRefit(Fitted):
 class Refit(Method):
     """Full CP itself for any classifier, by honest refits."""
 
+    name = "exact"
+
     def fit(self, bag: Bag, config: Config) -> FittedRefit:
         return FittedRefit(FitScore(self.model, replace(config, progress=None), bag.classes), bag)
