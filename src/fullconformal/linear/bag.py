@@ -14,6 +14,7 @@ Arrays hold one bag per column, last: Θ (d, K, B), logits (n, K, B); p = d·K. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from torch.nn.functional import softplus
 
 from fullconformal.linear.products import Products
 from fullconformal.losses.relative import margin, probabilities_, residual_
+from fullconformal.runtime.numerics import LITTLE, blas_alone, threads
 
 if TYPE_CHECKING:
     from fullconformal.linear.hessian import Base
@@ -101,6 +103,13 @@ class LinearBag:
         from fullconformal.linear.newton import fit
 
         return fit(self)
+
+    @contextmanager
+    def few_threads(self) -> Iterator[None]:
+        """One thread for fits of a small bag: threads of NumPy and torch would wait for one another."""
+        n, d = self.X.shape
+        with blas_alone((n, d)), threads(1 if d * max(n, d) <= LITTLE else torch.get_num_threads()):
+            yield
 
     @cached_property
     def base(self) -> Base:

@@ -13,7 +13,6 @@ from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, gradient
 from fullconformal.linear.hessian import Base, Curvature, Fits, certify, curvature, inner, radius, rounding
 from fullconformal.linear.steps import Steps
 from fullconformal.losses.relative import probabilities, range_of, residual, second, unpacked
-from fullconformal.runtime.numerics import LITTLE, blas_alone, threads
 
 # The error of a logit, by its bound, at which a fit has converged; and that at which most comparisons are decided.
 CONVERGED, ROUGH = 1e-11, 1e-5
@@ -80,8 +79,8 @@ def _length(
 @torch.no_grad()
 def fit(bag: LinearBag) -> Minimum:
     """The fit on Z from the bag's start, or from zero where that is better: a start may be so sure that no curvature is left."""
-    (n, d), start = bag.X.shape, bag.X.new_zeros(bag.X.shape[1], bag.K, 1)
-    with blas_alone((n, d)), threads(1 if d * max(n, d) <= LITTLE else torch.get_num_threads()):
+    n, start = len(bag.X), bag.X.new_zeros(bag.X.shape[1], bag.K, 1)
+    with bag.few_threads():
         if bag.start is not None and bool(bag.start.any()):
             given = bag.start[:, :, None]
             better = objective(bag, None, given, logits(bag, given)) <= n * math.log(bag.n_classes)
@@ -92,7 +91,8 @@ def fit(bag: LinearBag) -> Minimum:
 @torch.no_grad()
 def base_fit(bag: LinearBag) -> Base:
     """The fit on Z, certified."""
-    fits, C, kappa = _certified(bag, None, bag.fit)
+    with bag.few_threads():
+        fits, C, kappa = _certified(bag, None, bag.fit)
     return Base(fits.theta[:, :, 0], C.hessian[0], C.inverse[0], float(kappa), float(fits.error))
 
 
