@@ -216,7 +216,6 @@ def test_parts_of_other_parameters_are_not_mixed_in(tmp_path):
         path.unlink()
     for start, stop in pairwise(np.linspace(0, 200, len(before) + 1).astype(int)):
         Parts(tmp_path, print).write(f"curvature-14-{start}-{stop}", np.zeros((14, 14)))
-        # from before the slack of s was kept
         Parts(tmp_path, print).write(f"influence-14-{start}-{stop}", np.zeros((2, stop - start)))
     for _ in range(2):
         p = FullConformalClassifier(checkpoint=tmp_path, **options).fit(X, Y).predict_p(X[:9])

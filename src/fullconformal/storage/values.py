@@ -247,8 +247,7 @@ def state_of_fields(value: Any) -> dict[str, Any]:
 def from_fields(cls: Any, values: dict[str, Any]) -> Any:
     """A dataclass from its fields, whose types are checked.
 
-    Fields with a default may be missing: a file of an earlier version does not know them. Those that the class names as `earlier`, which
-    earlier versions had, are left out where they hold nothing.
+    Fields with a default may be missing: a file that was written before they were added does not know them.
     """
     hints, names = typing.get_type_hints(cls), {field.name for field in fields(cls)}
     needed = {field.name for field in fields(cls) if field.default is MISSING}
