@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, softmax
 from threadpoolctl import threadpool_limits
 
-from fullconformal.linear import LinearBag
+from fullconformal.linear.bag import LinearBag
 
 
 def one_hot(y, C):

@@ -60,11 +60,11 @@ def test_scripts_use_what_is_public(path):
     [
         ("from fullconformal import FullConformalClassifier, metrics, load\nimport fullconformal", []),
         ("from fullconformal.models import train\nfrom fullconformal.problem import Problem\nself._own", []),
-        ("from fullconformal.models import tensors", ["1: fullconformal.models.requirements"]),
+        ("from fullconformal.models import requirements", ["1: fullconformal.models.requirements"]),
         ("from fullconformal.problem import flat", ["1: fullconformal.problem.flat"]),
         ("\nimport fullconformal.influence.tiles", ["2: fullconformal.influence.tiles"]),
         ("from fullconformal.sets import _mask", ["1: fullconformal.sets._mask"]),
-        ("clf._fitted.__dict__", ["1: _engine"]),
+        ("clf._fitted.__dict__", ["1: _fitted"]),
     ],
 )
 def test_the_checker_sees_what_is_not(source, found):

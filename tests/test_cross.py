@@ -13,7 +13,9 @@ from sklearn.preprocessing import StandardScaler
 
 from fullconformal import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
 from fullconformal.conformity import SCORES
-from fullconformal.linear import CONVERGED, LinearBag, leave_one_out
+from fullconformal.linear.bag import LinearBag
+from fullconformal.linear.leave_one_out import leave_one_out
+from fullconformal.linear.newton import CONVERGED
 
 RAPS = {"k_reg": 1, "lambda_reg": 0.1}
 LEVELS = (0.5, 0.8, 0.9, 0.95)

@@ -11,23 +11,12 @@ from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
-from fullconformal.linear import (
-    Change,
-    NoMinimiser,
-    at_points,
-    bounds,
-    certify,
-    curvature,
-    deletion,
-    logits,
-    probabilities,
-    refit,
-    residual,
-    second,
-)
+from fullconformal.linear.bag import Change, NoMinimiser, at_points, logits
 from fullconformal.linear.exact import _steps, exact_counts
-from fullconformal.linear.hessian import hessian
-from fullconformal.losses.relative import range_of
+from fullconformal.linear.hessian import certify, curvature, hessian
+from fullconformal.linear.leave_one_out import bounds, deletion
+from fullconformal.linear.newton import refit
+from fullconformal.losses.relative import probabilities, range_of, residual, second
 from fullconformal.pvalues import comparison_weight, p_values
 
 

@@ -9,7 +9,8 @@ from sklearn.utils._param_validation import InvalidParameterError
 from torch import nn
 
 from fullconformal import FullConformalClassifier
-from fullconformal.linear import LinearBag, NoMinimiser, newton
+from fullconformal.linear import newton
+from fullconformal.linear.bag import LinearBag, NoMinimiser
 from fullconformal.linear.from_problem import Regression, fit_linear
 from fullconformal.linear.steps import Steps
 from fullconformal.models import linear

@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 from fullconformal import FullConformalClassifier, SplitConformalClassifier
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.estimators.inputs import encode_labels
-from fullconformal.linear import LinearBag
+from fullconformal.linear.bag import LinearBag
 from fullconformal.losses import SOFTMAX
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import BLAS, FEW, LITTLE, alone, blas_alone, threads

@@ -355,7 +355,7 @@ def test_a_fit_from_somewhere_else_and_penalties_that_differ():
 def test_jackknife(monkeypatch, n_classes):
     X, y, objects = wide(n_classes)
     one, columns = both(monkeypatch, lambda: JackknifePlusClassifier(l2=0.1, random_state=0), X, y)
-    assert one._linear.theta.shape[0] == 26 and columns._linear.theta.shape[0] == 81
+    assert one._held_out.theta.shape[0] == 26 and columns._held_out.theta.shape[0] == 81
     np.testing.assert_array_equal(one.predict_epsilon(objects), columns.predict_epsilon(objects))
     np.testing.assert_allclose(one.predict_proba(objects), columns.predict_proba(objects), rtol=1e-8)
 

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
-from fullconformal.linear import ROUGH, Change, NoMinimiser, candidates, deletion, refit, residual, second, spread
+from fullconformal.linear.bag import Change, NoMinimiser, candidates
 from fullconformal.linear.exact import exact_counts
+from fullconformal.linear.leave_one_out import deletion
+from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
 from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
-from fullconformal.losses.relative import pairs
+from fullconformal.losses.relative import pairs, residual, second, spread
 from fullconformal.pvalues import comparison_weight, p_values
 
 schemes = st.sampled_from([0, 0.5, 1])

@@ -21,7 +21,8 @@ from fullconformal.estimators.held_out import (
     own_scores,
 )
 from fullconformal.estimators.validation import check_held_out, check_whole
-from fullconformal.linear import at_points, leave_one_out
+from fullconformal.linear.bag import at_points
+from fullconformal.linear.leave_one_out import leave_one_out
 from fullconformal.losses import SOFTMAX
 from fullconformal.methods.convex import FittedSymmetric, Symmetric
 from fullconformal.models.adapters import check_objective, is_logistic

@@ -182,7 +182,8 @@ class FullConformalClassifier(ConformalClassifier):
             bag = Bag(X, index, classes)
             self._sample = first_rows(X)
         selection = select(final, self.method, config, bag.X)
-        config.work.say(f"method {selection.method.name}: {selection.reason}")
+        if self.method == "auto":
+            config.work.say(f"method {selection.method.name}: {selection.reason}")
         self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
         with progress_bar("training", bool(self.verbose)) as progress:
             fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))

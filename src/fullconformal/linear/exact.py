@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear import (
-    ROUGH,
+from fullconformal.linear.bag import (
     Change,
     Counted,
     Counts,
@@ -24,22 +23,14 @@ from fullconformal.linear import (
     LinearBag,
     Progress,
     at_points,
-    bounds,
-    certify,
     comparison,
     count_all,
-    curvature,
-    deletion,
-    duals,
     logits,
-    margin,
-    probabilities,
-    refit,
-    residual,
-    rounding,
-    score_error,
-    second,
 )
+from fullconformal.linear.hessian import certify, curvature, rounding
+from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
+from fullconformal.linear.newton import ROUGH, refit
+from fullconformal.losses import relative
 
 
 def exact_counts(
@@ -68,7 +59,10 @@ def sign(alpha: Tensor, tau: Tensor, error: Tensor) -> Tensor:
 def ordinary_order(bag: LinearBag, change: Change) -> Tensor:
     """Order (n, B) of the training points' scores against the candidates'."""
     fits = refit(bag, change)
-    alpha, tau = margin(logits(bag, fits.theta), bag.y[:, None]), margin(at_points(change.x, fits.theta), change.y)
+    alpha, tau = (
+        relative.margin(logits(bag, fits.theta), bag.y[:, None]),
+        relative.margin(at_points(change.x, fits.theta), change.y),
+    )
     return sign(alpha, tau, 2 * (fits.error + rounding(bag, change, fits.theta)))
 
 
@@ -78,11 +72,11 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
     fits = refit(bag, change, tolerance=ROUGH)
     theta, y = fits.theta, bag.y[:, None]
     base = bag.base.theta[:, :, None].expand_as(theta)
-    tau = margin(at_points(change.x, base), change.y)
+    tau = relative.margin(at_points(change.x, base), change.y)
     tau_error = bag.base.error_at(change.x) + rounding(bag, change, base)
     z = logits(bag, theta)
-    pi = probabilities(z)
-    S, r = second(pi), residual(pi, y)
+    pi = relative.probabilities(z)
+    S, r = relative.second(pi), relative.residual(pi, y)
     C = curvature(bag, change, theta, S, bag.precision)
     mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
@@ -91,7 +85,7 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
         + score_error(C.spread, out, torch.zeros_like(mu), C.rounding)
         + rounding(bag, change, theta)
     )
-    order = sign(margin(z + out.shift, y), tau, error + tau_error)
+    order = sign(relative.margin(z + out.shift, y), tau, error + tau_error)
     if bag.free_intercept:  # without the last point of a class the intercept runs away, and with it that point's loss
         order[(torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1)[:, None] & (y != change.y)] = 1
     column, point = (order.T == 0).nonzero(as_tuple=True)
@@ -119,7 +113,7 @@ def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, 
     x, y = bag.X[change.removed].T, bag.y[change.removed]
 
     def order(columns: Tensor, theta: Tensor, error: Tensor) -> Tensor:
-        alpha = margin(at_points(x[:, columns], theta), y[columns])
+        alpha = relative.margin(at_points(x[:, columns], theta), y[columns])
         return sign(alpha, tau[columns], error + rounding(bag, change[columns], theta) + tau_error[columns])
 
     fits = refit(bag, change, start, stop=lambda *state: order(*state) != 0)

@@ -14,33 +14,23 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear import (
-    ROUGH,
+from fullconformal.linear.bag import (
     Change,
     Counted,
     Counts,
-    Fits,
     FloatArray,
     LinearBag,
     Progress,
     at_points,
-    certify,
     comparison,
     count_all,
-    curvature,
-    deletion,
-    first_step,
     gradient,
     logits,
-    margin,
-    probabilities,
-    refit,
-    residual,
-    residual_,
-    rounding,
-    score_error,
-    second,
 )
+from fullconformal.linear.hessian import Fits, certify, curvature, rounding
+from fullconformal.linear.leave_one_out import deletion, score_error
+from fullconformal.linear.newton import ROUGH, first_step, refit
+from fullconformal.losses import relative
 
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
 
@@ -67,16 +57,16 @@ def _scores(bag: LinearBag, change: Change, fits: Fits, q: float, dtype: torch.d
     grain = rounding(bag, change, fits.theta)
     if q == 0:
         error = fits.error + grain
-        return Scores(margin(z, y), margin(z_added, change.y), error.expand(z.shape[0], -1), error)
-    pi, pi_added = probabilities(z), probabilities(z_added)
-    S = second(pi)
+        return Scores(relative.margin(z, y), relative.margin(z_added, change.y), error.expand(z.shape[0], -1), error)
+    pi, pi_added = relative.probabilities(z), relative.probabilities(z_added)
+    S = relative.second(pi)
     C = curvature(bag, change, fits.theta, S, dtype)
     error = certify(bag, change, fits.theta, fits.gradient, C)[2]
-    out = deletion(C.A, S, residual_(pi, y), q)
-    out_added = deletion(C.A_added, second(pi_added), residual(pi_added, change.y), q)
+    out = deletion(C.A, S, relative.residual_(pi, y), q)
+    out_added = deletion(C.A_added, relative.second(pi_added), relative.residual(pi_added, change.y), q)
     return Scores(
-        margin(z.add_(out.shift), y),
-        margin(z_added + out_added.shift, change.y),
+        relative.margin(z.add_(out.shift), y),
+        relative.margin(z_added + out_added.shift, change.y),
         score_error(C.spread, out, error, C.rounding) + grain,
         score_error(C.spread_added, out_added, error, C.rounding) + grain,
     )
@@ -134,11 +124,14 @@ def symmetric_bounds(
     def counted(change: Change) -> Counted:
         theta = first_step(bag, change) if one_step else refit(bag, change).theta
         z = logits(bag, theta)
-        pi = probabilities(z)
-        G, C = gradient(bag, change, theta, residual(pi, bag.y[:, None])), curvature(bag, change, theta, second(pi))
+        pi = relative.probabilities(z)
+        G, C = (
+            gradient(bag, change, theta, relative.residual(pi, bag.y[:, None])),
+            curvature(bag, change, theta, relative.second(pi)),
+        )
         _, kappa, error = certify(bag, change, theta, G, C)
         reach, grain = error / kappa, rounding(bag, change, theta)
-        alpha, tau = margin(z, bag.y[:, None]), margin(at_points(change.x, theta), change.y)
+        alpha, tau = relative.margin(z, bag.y[:, None]), relative.margin(at_points(change.x, theta), change.y)
         slack, own_slack = (part.sqrt() * reach + grain for part in (C.spread, C.spread_added))
         return pvalues.count(alpha, tau, (slack, own_slack), comparison(weight, change))
 

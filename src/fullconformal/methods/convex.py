@@ -15,7 +15,7 @@ from fullconformal import pvalues
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence.prepared import prepare
-from fullconformal.linear import Change
+from fullconformal.linear.bag import Change
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.from_problem import Regression
 from fullconformal.linear.span import Span
