@@ -29,10 +29,10 @@ LAYERS = {
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],
     "conformity": ["storage"],
-    "losses": ["losses"],
+    "losses": ["losses", "storage"],
     "data": ["data"],
-    "problem": ["problem", "losses", "runtime"],
-    "linear": ["linear", "problem", "losses", "runtime", "pvalues"],
+    "problem": ["problem", "losses", "runtime", "storage"],
+    "linear": ["linear", "problem", "losses", "runtime", "pvalues", "storage"],
     # A matrix knows what matrices share, and no other matrix; `select` alone knows them all.
     "curvature": [*CURVATURE_PARTS, "problem", "losses", "runtime", "linear.products", "storage"],
     "curvature.select": ["curvature", "problem", "losses", "runtime"],

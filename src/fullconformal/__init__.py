@@ -17,18 +17,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AggregatedConformalClassifier",
-    "CVPlusClassifier",
-    "ClusterError",
-    "ConformalWarning",
-    "CrossConformalClassifier",
-    "FullConformalClassifier",
-    "JackknifePlusClassifier",
-    "SplitConformalClassifier",
-    "StorageError",
-    "compare",
-    "load",
-]
+    "AggregatedConformalClassifier", "CVPlusClassifier", "ClusterError", "ConformalWarning", "CrossConformalClassifier",
+    "FullConformalClassifier", "JackknifePlusClassifier", "SplitConformalClassifier", "StorageError", "compare", "load",
+]  # fmt: skip
 
 # Imported when first asked for: the command line's --help must not wait for torch.
 _HOMES = {

@@ -9,12 +9,23 @@ NumPy arrays and torch tensors alike; everything else is NumPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Weight of the training points above and tied with each candidate, (m, C) each; what share of the work was done for them."""
+
+    greater: FloatArray
+    equal: FloatArray
+    touched: float = 1.0  # share of the pairs whose product was formed
+    solved: float = 1.0  # share of the candidates that 𝓗⁻¹ met
 
 
 def comparison_weight(

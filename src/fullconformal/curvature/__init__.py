@@ -19,14 +19,5 @@ CURVATURES: dict[str, type[Curvature]] = {
 }
 
 __all__ = [
-    "CURVATURES",
-    "EKFAC",
-    "GGN",
-    "KFAC",
-    "Curvature",
-    "CurvatureError",
-    "DenseCurvature",
-    "Dual",
-    "Factor",
-    "Hessian",
-]
+    "CURVATURES", "EKFAC", "GGN", "KFAC", "Curvature", "CurvatureError", "DenseCurvature", "Dual", "Factor", "Hessian",
+]  # fmt: skip

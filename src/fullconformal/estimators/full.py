@@ -128,30 +128,13 @@ class FullConformalClassifier(ConformalClassifier):
     _recalibration: Recalibration | None
 
     def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        method: Any = "auto",
-        scheme: str = "deleted",
-        approximation: str = "direct",
-        curvature: Any = "auto",
-        damping: float | None = None,
-        l2: float | None = None,
-        loss: Any = "softmax",
-        prefit: bool = False,
-        head: str | None = None,
-        confidence_level: float = 0.9,
-        class_conditional: bool = False,
-        prune: bool | str = "auto",
-        max_epochs: int = 200,
-        device: str = "auto",
-        dtype: str = "auto",
-        memory_budget: float = 4.0,
-        n_jobs: int | None = None,
-        checkpoint: Any = None,
-        random_state: Any = None,
+        self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
+        curvature: Any = "auto", damping: float | None = None, l2: float | None = None, loss: Any = "softmax",
+        prefit: bool = False, head: str | None = None, confidence_level: float = 0.9, class_conditional: bool = False,
+        prune: bool | str = "auto", max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
+        memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
         verbose: int = 0,
-    ):
+    ):  # fmt: skip
         self._keep(locals())
 
     # Fitting ----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fullconformal.influence.prepared import Prepared
-
-PORTION = 512  # rows that are gathered and rounded together, so that they stay in the cache
+from fullconformal.influence.prepared import PORTION, Prepared
 
 
 class Bag:

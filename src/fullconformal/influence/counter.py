@@ -32,9 +32,10 @@ from torch import Tensor
 from fullconformal.influence.bag import sorted_bag
 from fullconformal.influence.candidates import TINY, UNIT, Candidates, every_candidate, solved_one_by_one
 from fullconformal.influence.prepared import Prepared
-from fullconformal.influence.scores import Counts, Progress
 from fullconformal.influence.sources import Source, Top, source_of
+from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import full_precision
+from fullconformal.runtime.tasks import Progress
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
 TILE = {"cpu": (128, 3e6), "cuda": (2048, 1e10)}

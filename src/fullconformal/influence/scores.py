@@ -7,10 +7,8 @@ training points to their scores α (m, C, k). Prepared points and candidates pas
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +17,10 @@ from fullconformal.curvature.base import CurvatureError, Factor
 from fullconformal.influence.prepared import Prepared
 from fullconformal.losses import Loss
 from fullconformal.problem import Rows, flat
+from fullconformal.pvalues import Counts
+from fullconformal.runtime.tasks import Progress
 
 Alpha = Callable[[slice], Tensor]
-Progress = Callable[[int, int], None]
 Scorer = Callable[[Prepared, Tensor, float], tuple[Tensor, Alpha]]
 
 
@@ -36,16 +35,6 @@ def half_solved(factor: Factor, ghat: list[Rows]) -> Tensor:
         return ghat[0].left * factor.half(ghat[0].right)[:, None, :]
     written = flat(ghat)
     return factor.half(written.flatten(0, 1)).view_as(written)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Weight of the training points above and tied with each candidate, (m, C) each; what share of the work was done for them."""
-
-    greater: np.ndarray
-    equal: np.ndarray
-    touched: float = 1.0  # share of the pairs whose product was formed
-    solved: float = 1.0  # share of the candidates that 𝓗⁻¹ met
 
 
 @torch.no_grad()

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 
 from fullconformal.curvature import Curvature, DenseCurvature, Factor
 from fullconformal.influence.prepared import Known, Prepared, prepare
-from fullconformal.influence.scores import Progress
 from fullconformal.problem import Problem
 from fullconformal.pvalues import FloatArray
 from fullconformal.runtime.files import Parts, fingerprint
-from fullconformal.runtime.tasks import Call, Work, finished, workers
+from fullconformal.runtime.tasks import Call, Progress, Work, finished, workers
 
 TASKS = 4  # a worker: who is done early takes another
-POINTS, OBJECTS, MOST_OBJECTS = 32, 16, 2048  # the least of a shard and of a block; the most of a block
 LIGHT = 2**20  # bytes
 #: counts (2, m, C) of a sub-bag with its factor, memory and what is known, for objects X (m, ...) and weights (n,)
 Rule = Callable[[Problem, Factor, int, Known, Tensor, Tensor | None], FloatArray]
@@ -161,7 +159,7 @@ class Fit:
         """
 
         def pieces() -> FloatArray:
-            out = min(TASKS * workers(self.work.n_jobs, self.parts), problem.n // POINTS)
+            out = min(TASKS * workers(self.work.n_jobs, self.parts), problem.n // 32)
             if memory is not None:
                 out = min(out, memory // (problem.p**2 * problem.X.element_size()))
             return np.array([max(1, out)], dtype=np.float64)
@@ -228,9 +226,10 @@ def counts(
 def grid(prepared: Prepared, X: Tensor, staff: int) -> dict[str, int]:
     """Into how many blocks of objects and shards of points to cut: objects first, as every shard meets the factor with each of them."""
     n, m, size = prepared.problem.n, len(X), prepared.problem.X.nbytes
-    blocks = max(1, min(TASKS * staff, m // OBJECTS), -(-m // MOST_OBJECTS))
+    # At least 32 points in a shard and 16 objects in a block, and at most 2,048 objects.
+    blocks = max(1, min(TASKS * staff, m // 16), -(-m // 2048))
     shards = max(-(-TASKS * staff // blocks), -(-4 * size // prepared.memory))
-    return {"blocks": blocks, "shards": max(1, min(shards, n // POINTS))}
+    return {"blocks": blocks, "shards": max(1, min(shards, n // 32))}
 
 
 def computed(calls: Mapping[str, Call], parts: Parts, work: Work) -> Iterator[tuple[str, FloatArray]]:

@@ -40,8 +40,9 @@ from torch import Tensor
 
 from fullconformal.curvature.base import CurvatureError, Factor, smallest_eigenvalue
 from fullconformal.curvature.dense import factorise
-from fullconformal.influence.scores import Counts, Progress
 from fullconformal.losses import SOFTMAX
+from fullconformal.pvalues import Counts
+from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import savable
 
 # Units in the last place that a number may be wrong by.

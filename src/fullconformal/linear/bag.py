@@ -28,6 +28,7 @@ from torch.nn.functional import softplus
 from fullconformal.linear.products import Products
 from fullconformal.losses.relative import margin, probabilities_, residual_
 from fullconformal.runtime.numerics import LITTLE, blas_alone, threads
+from fullconformal.runtime.tasks import Progress
 
 if TYPE_CHECKING:
     from fullconformal.linear.hessian import Base
@@ -277,10 +278,8 @@ def residuals(bag: LinearBag, theta: Tensor) -> Tensor:
 
 
 FloatArray = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 
-Counts = tuple[FloatArray, FloatArray]  # weight of the training points above and tied with each candidate, (m, C) each
 Counted = tuple[Tensor, Tensor]  # the same of some candidates, (B,) each
 
 
@@ -309,7 +308,7 @@ def comparison(weight: Tensor | FloatArray | None, change: Change) -> Tensor | N
 
 def count_all(
     bag: LinearBag, X: Tensor, count: Callable[[Change], Counted], memory: int, progress: Progress | None
-) -> Counts:
+) -> tuple[FloatArray, FloatArray]:
     """Counts for all candidates of X (m, d), chunk by chunk."""
     m, C = len(X), bag.n_classes
     out = X.new_zeros(2, m * C)

@@ -15,22 +15,12 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.bag import (
-    Change,
-    Counted,
-    Counts,
-    FloatArray,
-    LinearBag,
-    Progress,
-    at_points,
-    comparison,
-    count_all,
-    logits,
-)
+from fullconformal.linear.bag import Change, Counted, FloatArray, LinearBag, at_points, comparison, count_all, logits
 from fullconformal.linear.hessian import certify, curvature, rounding
 from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
 from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.losses import relative
+from fullconformal.runtime.tasks import Progress
 
 
 def exact_counts(
@@ -40,7 +30,7 @@ def exact_counts(
     weight: Tensor | FloatArray | None = None,
     progress: Progress | None = None,
     memory_budget: int = 2**30,
-) -> Counts:
+) -> tuple[FloatArray, FloatArray]:
     """Counts for the C candidates of every test point X_test (m, d), q 0 or 1; weight (n, C) as in `pvalues.count`."""
 
     def counted(change: Change) -> Counted:

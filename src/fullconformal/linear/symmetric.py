@@ -17,10 +17,8 @@ from fullconformal import pvalues
 from fullconformal.linear.bag import (
     Change,
     Counted,
-    Counts,
     FloatArray,
     LinearBag,
-    Progress,
     at_points,
     comparison,
     count_all,
@@ -31,6 +29,7 @@ from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import ROUGH, first_step, refit
 from fullconformal.losses import relative
+from fullconformal.runtime.tasks import Progress
 
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
 
@@ -79,7 +78,7 @@ def symmetric_counts(
     weight: Tensor | FloatArray | None = None,
     progress: Progress | None = None,
     memory_budget: int = 2**30,
-) -> Counts:
+) -> tuple[FloatArray, FloatArray]:
     """Counts for the C candidates of every test point X_test (m, d); weight (n, C) as in `pvalues.count`.
 
     Rough scores settle most candidates; those with a point they cannot tell from the candidate are scored to full accuracy.
@@ -114,7 +113,7 @@ def symmetric_bounds(
     progress: Progress | None = None,
     memory_budget: int = 2**30,
     one_step: bool = True,
-) -> Counts:
+) -> tuple[FloatArray, FloatArray]:
     """Weight (m, C) of the training points whose ordinary score surely, and possibly, is at least the candidate's.
 
     By the exact augmented fit, which one Newton step (or convergence) and its error enclose; where the bound says nothing (κμ ≥ 1) every

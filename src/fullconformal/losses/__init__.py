@@ -2,9 +2,8 @@
 
 from fullconformal.losses.base import Loss, NotFinite
 from fullconformal.losses.softmax import SOFTMAX, Softmax
-from fullconformal.losses.squared import Squared
 
 #: losses of labels by the name that users give
 LOSSES: dict[str, Loss] = {"softmax": SOFTMAX}
 
-__all__ = ["LOSSES", "SOFTMAX", "Loss", "NotFinite", "Softmax", "Squared"]
+__all__ = ["LOSSES", "SOFTMAX", "Loss", "NotFinite", "Softmax"]

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.from_problem import Regression
-from fullconformal.methods.base import Fitted, Progress, Query
+from fullconformal.methods.base import Fitted, Query
 from fullconformal.methods.fitting import FittedProblem
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
+from fullconformal.runtime.tasks import Progress
 from fullconformal.sets import members
 
 

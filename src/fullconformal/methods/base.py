@@ -8,7 +8,6 @@ any of them exactly valid with fresh points.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -20,7 +19,7 @@ from fullconformal import pvalues
 from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.runtime.tasks import Work
+from fullconformal.runtime.tasks import Progress, Work
 from fullconformal.storage import require, savable
 
 CPU = torch.device("cpu")
@@ -28,7 +27,6 @@ CPU = torch.device("cpu")
 TIED = 4096
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Progress = Callable[[int, int], None]
 
 
 class ConformalWarning(UserWarning):

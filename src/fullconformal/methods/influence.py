@@ -17,7 +17,7 @@ from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
 from fullconformal.influence.counter import direct_counts
 from fullconformal.influence.prepared import Known, Prepared, prepare
-from fullconformal.influence.scores import Counts, all_scores, check_far, count_scores
+from fullconformal.influence.scores import all_scores, check_far, count_scores
 from fullconformal.influence.shards import Fit
 from fullconformal.linear.span import Span, span_of
 from fullconformal.methods.base import CPU, Bag, Config, FloatArray, Method, Query
@@ -25,6 +25,7 @@ from fullconformal.methods.fitting import L2_NETWORK, FittedProblem, fit_problem
 from fullconformal.models.adapters import penalises
 from fullconformal.models.requirements import check_outputs, check_squares, name_of, to_tensor
 from fullconformal.problem import Problem
+from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
 from fullconformal.storage import expect, require, savable

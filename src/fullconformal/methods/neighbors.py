@@ -35,9 +35,10 @@ from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
 
 from fullconformal import pvalues
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Progress, Query, starts_with
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
 from fullconformal.methods.fitting import log_of
 from fullconformal.models.requirements import check_distances
+from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
 
 # Two scores closer than this, times the number of terms in them, are tied. In units of rounding, eps/2, a Euclidean

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import pvalues
-from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, Progress, Query
+from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, Query
 from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.runtime.files import Parts, fingerprint
-from fullconformal.runtime.tasks import Work, finished, say_nothing, workers
+from fullconformal.runtime.tasks import Progress, Work, finished, say_nothing, workers
 from fullconformal.storage import StorageError, savable
 
 Array = npt.NDArray[Any]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from fullconformal.losses import SOFTMAX, Loss, NotFinite
 from fullconformal.runtime.numerics import threads
-
-Progress = Callable[[int, int], None]
+from fullconformal.runtime.tasks import Progress
 
 
 def train(

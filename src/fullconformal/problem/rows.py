@@ -52,14 +52,6 @@ def summed(rows: Sequence[Rows]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def contract(rows: Sequence[Rows], r: Tensor) -> list[Rows]:
-    """Gradient rows Jᵀr (k, o) from Jacobian rows and residuals r (k, C)."""
-    return [
-        Rows(r @ left[0] if left.stride(0) == 0 and len(left) > 1 else (r[:, None, :] @ left)[:, 0], right)
-        for left, right in rows
-    ]
-
-
 def squared_norms(rows: Sequence[Rows]) -> Tensor:
     """Squared length of each row: (k,) of gradients, (k, C) of Jacobians."""
     total = torch.zeros((), dtype=rows[0].left.dtype, device=rows[0].left.device)

@@ -53,6 +53,8 @@ def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+#: told how much is done, of how much
+Progress = Callable[[int, int], None]
 Call = tuple[Any, ...]  # a function and its arguments
 
 ATTEMPTS = 5  # at the same tasks, without one more of them finished
