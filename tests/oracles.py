@@ -187,6 +187,8 @@ def label_score(pi, y: int, score: str, u: float = 0.0, k_reg: int = 0, lambda_r
         return 1 - pi[y]
     if score == "margin":
         return max(pi[k] for k in range(len(pi)) if k != y) - pi[y]
+    if score not in ("aps", "raps"):
+        raise ValueError(f"{score!r} has no literal formula here")
     before = [k for k in range(len(pi)) if pi[k] > pi[y] or (pi[k] == pi[y] and k < y)]
     total = sum(pi[k] for k in before) + pi[y] - u * pi[y]
     return total + (lambda_reg * max(0, len(before) + 1 - k_reg) if score == "raps" else 0.0)

@@ -483,3 +483,16 @@ def test_long_work_is_announced():
     clf = FullConformalClassifier().fit(X, y)
     with pytest.warns(ConformalWarning, match="may take about"):
         clf._fitted.warn_of_time(1000)
+
+
+@pytest.mark.parametrize("method", ["exact", "influence"])
+def test_an_audit_ties_equal_points_as_the_method_does(method):
+    """Of 40 points 8 are different: refits give equal points equal losses up to where they stopped."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(8, 2)), np.arange(8) % 2
+    rows = np.r_[np.arange(8), rng.integers(0, 8, 32)]
+    clf = FullConformalClassifier(method=method, l2=0.5).fit(X[rows], y[rows])
+    audit = clf.audit(X, n_pairs=8)
+    if method == "exact":
+        assert audit.p_distance.max() < 1e-12
+    assert audit.n_refits == 8 * 40

@@ -92,7 +92,7 @@ def test_points_are_left_out_by_the_literal_formula(rank, q, monkeypatch):
     pi = torch.softmax(torch.tensor(rng.normal(size=(n, K + 1, B))), 1)[:, 1:]
     A, r = torch.tensor(full[:, :, i, j]).movedim(1, -1).contiguous(), residual(pi, torch.zeros(n, 1, dtype=torch.long))
     out = deletion(A, second(pi), r, q)
-    assert bool((out.slack[0] == 0).all())
+    assert bool((out.remaining[0] == 0).all())
     for at, b in itertools.product(range(1, n), range(B)):
         p, own = pi[at, :, b].numpy(), r[at, :, b].numpy()
         value, vector = np.linalg.eigh(full[at, b])
@@ -102,7 +102,7 @@ def test_points_are_left_out_by_the_literal_formula(rank, q, monkeypatch):
         # Products of length 12, twice, of numbers of size one, and conditions up to 1e4.
         np.testing.assert_allclose(out.shift[at, :, b], root @ (U * factor) @ U.T @ root @ own, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(out.norm[at, b] ** 2, own @ full[at, b] @ own, rtol=1e-10)
-        np.testing.assert_allclose(out.slack[at, b], np.prod(1 - t), rtol=1e-10)
+        np.testing.assert_allclose(out.remaining[at, b], np.prod(1 - t), rtol=1e-10)
     monkeypatch.setattr(sys.modules[deletion.__module__], "TOGETHER", 1)
     for name, parts in vars(deletion(A, second(pi), r, q)).items():
         assert torch.equal(parts, getattr(out, name))

@@ -30,14 +30,14 @@ LAMBDAS = (0.001, 0.01, 0.1, 0.2, 0.5)
 
 @dataclass(frozen=True)
 class ConformityScore(ABC):
-    """A score of every label from log-probabilities, which keep the digits that probabilities near one have lost."""
+    """A score of every label from log-probabilities, because probabilities near 1 lose precision."""
 
     @abstractmethod
     def scores(self, log_proba: FloatArray, uniform: FloatArray | None = None) -> FloatArray:
         """Scores (m, C) of all labels from log-probabilities (m, C); uniforms (m,) where the score is randomised, else None."""
 
-    #: whether it takes uniforms
-    randomised = False
+    #: whether it is randomised by uniforms
+    takes_uniform = False
 
     def rounding(self, scores: FloatArray, log_proba: FloatArray, eps: float) -> FloatArray:
         """How far scores (..., C) may be from those of the same objects in another batch, by a model of precision eps.
@@ -49,9 +49,9 @@ class ConformityScore(ABC):
         own = 4 * np.finfo(np.float64).eps * np.clip(np.abs(scores), 1, 1e12)
         return np.asarray(2 * delta * self.sensitivity(scores, log_proba) + own)
 
+    @abstractmethod
     def sensitivity(self, scores: FloatArray, log_proba: FloatArray) -> FloatArray:
-        """|ds/df| (..., C): of sums and differences of probabilities at most 2(1 − |s|)."""
-        return np.asarray(2 * np.maximum(1 - np.abs(scores), 0))
+        """½ Σ_j |∂s/∂f_j| (..., C) for logits f, or a bound on it: how much scores change with the logits."""
 
     def tuned(self, log_proba: FloatArray, y: IntArray, epsilon: float, uniform: FloatArray | None) -> Self:
         """The score with parameters that were left open chosen on points (m, C), y (m,) that serve nothing else."""
@@ -107,6 +107,10 @@ class Margin(ConformityScore):
         other: FloatArray = np.where(first, two[:, :1], two[:, 1:])
         return other - proba
 
+    def sensitivity(self, scores: FloatArray, log_proba: FloatArray) -> FloatArray:
+        """Of sums and differences of probabilities at most 2(1 − |s|)."""
+        return np.asarray(2 * np.maximum(1 - np.abs(scores), 0))
+
 
 @savable
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class APS(ConformityScore):
     """
 
     never_empty: bool = False
-    randomised = True
+    takes_uniform = True
 
     def scores(self, log_proba: FloatArray, uniform: FloatArray | None = None) -> FloatArray:
         proba = np.exp(log_proba)
@@ -133,6 +137,10 @@ class APS(ConformityScore):
             return out
         taken = uniform[:, None] * proba
         return out - (np.where(rank == 0, 0.0, taken) if self.never_empty else taken)
+
+    def sensitivity(self, scores: FloatArray, log_proba: FloatArray) -> FloatArray:
+        """Of sums and differences of probabilities at most 2(1 − |s|)."""
+        return np.asarray(2 * np.maximum(1 - np.abs(scores), 0))
 
 
 @savable

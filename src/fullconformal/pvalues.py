@@ -66,6 +66,17 @@ def count(alpha: Any, tau: Any, tolerance: Any = 0.0, weight: Any = None, *, axi
     return (above * weight).sum(axis), ((not_below & ~above) * weight).sum(axis)
 
 
+def order(alpha: Any, tau: Any, tolerance: Any) -> Any:
+    """1 where alpha is above tau, −1 where it is below, 0 where they are tied; infinite scores are tied with each other.
+
+    Examples
+    --------
+    >>> order(np.array([1.0, 2.0, 3.0]), 2.1, 0.5)
+    array([-1,  0,  1])
+    """
+    return (alpha > tau + tolerance) * 1 - (alpha < tau - tolerance) * 1
+
+
 def ordered_scores(
     alpha: FloatArray, y: npt.NDArray[Any], n_classes: int, *, class_conditional: bool = False
 ) -> list[FloatArray]:

@@ -221,7 +221,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         StorageError
             Where a part cannot be saved; it says which, and what to do.
         """
-        # Which knows every estimator, this one too.
+        # Imported here, since saving imports every estimator.
         from fullconformal.estimators.saving import save
 
         save(self, path, factory=factory)
@@ -279,7 +279,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = inputs.unmasked("X", X)
         y = y if isinstance(y, str) and y == "no_validation" else inputs.labels(y)
         inputs.check_names(X)
-        # Rows are what is taken of it.
+        # CSR, because we index rows.
         X = X.tocsr() if issparse(X) else X
         transformers, final = split_pipeline(self.estimator)
         if transformers is None:

@@ -34,7 +34,8 @@ class FullConformalClassifier(ConformalClassifier):
     ----------
     estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
-        LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba.
+        LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba. The C and
+        fit_intercept of a LogisticRegression with an L2 penalty are read, and the same objective is minimised here.
     method : {"auto", "influence", "symmetric", "exact"} or Method, default="auto"
         "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
         regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
@@ -68,8 +69,8 @@ class FullConformalClassifier(ConformalClassifier):
     class_conditional : bool, default=False
         Compare a candidate with the training points of its own label only: the guarantee then holds for each class.
     prune : {"auto", True, False}, default="auto"
-        Skip products whose outcome is certain; p-values are the same. "auto": where the curvature is positive definite and
-        it is estimated to be faster.
+        Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
+        definite; False forms all of them.
     max_epochs : int, default=200
         Of Adam, for modules that are trained here; L-BFGS follows until the gradient is small. 0 leaves all to that, from the
         module's own weights.

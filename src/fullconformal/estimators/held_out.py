@@ -116,7 +116,7 @@ class HeldOutFit:
     verbose: bool
 
     def models(self, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
-        """Models fitted to the first half of each part, with their log-probabilities of the second, in order."""
+        """Models fitted to the points that train, with their log-probabilities of the points that are scored, part by part."""
         with progress_bar("training", self.verbose) as progress:
             # The bar then shows the training itself.
             alone = len(parts) == 1
@@ -135,7 +135,7 @@ class HeldOutFit:
         return Calibrated(model, pvalues.ordered_scores(scores, y, n_classes, class_conditional=conditional))
 
     def folds(self, parts: list[Part], remedy: str) -> list[Calibrated]:
-        """Models trained on the first half of each part and calibrated on the second, where every point is scored once."""
+        """Calibrated models, one for each part; every point must be scored once."""
         y = self.bag.y
         check_folds(parts, len(y))
         for k, (train, _) in enumerate(parts):
@@ -162,7 +162,7 @@ def own_scores(score: ConformityScore, log_proba: FloatArray, y: IntArray, unifo
 
 
 def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tuple[Model, FloatArray]:
-    """A model fitted to the first half of a part, and its log-probabilities of the second."""
+    """A model fitted to the points of a part that train, and its log-probabilities of those that are scored."""
     train, rest = part
     model = fit_model(estimator, Bag(_safe_indexing(bag.X, train), bag.y[train], bag.classes), config)
     return model, finite_rows(model(_safe_indexing(bag.X, rest)), "to be calibrated with")
@@ -196,7 +196,7 @@ class HeldOutClassifier(ConformalClassifier):
 
     @abstractmethod
     def check_params(self) -> None:
-        """Raise where a parameter cannot be meant."""
+        """Raise if a parameter is invalid."""
 
     @abstractmethod
     def _calibrate(self, fit: HeldOutFit) -> HeldOut:
@@ -224,7 +224,7 @@ class HeldOutClassifier(ConformalClassifier):
         rng, score = check_random_state(self.random_state), score_of(self)
         work = Work(getattr(self, "n_jobs", None))
         config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)), work=work)
-        randomized = self.randomized and score.randomised
+        randomized = self.randomized and score.takes_uniform
         fit = HeldOutFit(
             self.estimator, Bag(X, index, self.classes_), config, score, randomized, self.class_conditional, rng, bool(self.verbose)
         )  # fmt: skip

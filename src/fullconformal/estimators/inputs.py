@@ -60,7 +60,7 @@ def labels(y: Any) -> Any:
     """Labels as NumPy has them, none missing: pandas' whole numbers and truth values, and objects that all are such, keep their kind."""
     if isinstance(y, str):
         raise ValueError(f"y={y!r} is one word; give the labels, one for each object (of a table: X[{y!r}]).")
-    # Of which scikit-learn tells.
+    # scikit-learn raises its own error for this.
     if y is None:
         return y
     y = unmasked("y", y)

@@ -57,7 +57,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_shared(clf: Any) -> None:
-    """Raise where a parameter that classifiers share, of those there are, cannot be meant."""
+    """Raise if a parameter that several classifiers share is invalid."""
     sets.check_levels(clf.confidence_level)
     for name in ("randomized", "class_conditional", "prefit", "allow_empty"):
         check_flag(name, getattr(clf, name, True))
@@ -118,7 +118,7 @@ def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, sta
 
 
 def check_full(clf: Any) -> None:
-    """Raise where a parameter of `FullConformalClassifier` cannot be meant, before anything long begins."""
+    """Raise if a parameter of `FullConformalClassifier` is invalid, before anything long begins."""
     own_method = isinstance(clf.method, Method)
     if not own_method:
         check_option("method", clf.method, METHODS)
@@ -156,7 +156,7 @@ def check_full(clf: Any) -> None:
 
 
 def check_scores(clf: Any) -> None:
-    """Raise where a parameter of `FullConformalClassifier` that may be changed after fit cannot be meant."""
+    """Raise if a parameter of `FullConformalClassifier` that may be changed after fit is invalid."""
     check_option("scheme", clf.scheme, tuple(SCHEMES))
     check_flag("class_conditional", clf.class_conditional)
     check_option("approximation", clf.approximation, tuple(APPROXIMATIONS))
@@ -187,7 +187,7 @@ def device_of(device: str, estimator: Any) -> torch.device:
         return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
     try:
         probe = torch.zeros(1, device=device)
-        # Which "meta" has none of.
+        # The meta device has no values, so this fails there.
         probe.item()
         return probe.device
     except (RuntimeError, AssertionError) as error:
@@ -195,7 +195,7 @@ def device_of(device: str, estimator: Any) -> torch.device:
 
 
 def check_held_out(clf: Any, tunes: bool = False) -> None:
-    """Raise where a parameter of a classifier that calibrates on held-out points cannot be meant; `tunes` where it tunes RAPS."""
+    """Raise if a parameter of a classifier that calibrates on held-out points is invalid; `tunes` if it tunes RAPS."""
     if not isinstance(clf.conformity_score, ConformityScore):
         check_option("conformity_score", clf.conformity_score, tuple(SCORES))
     check_shared(clf)

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from fullconformal.influence.prepared import PORTION, Prepared
 
 
-class Bag:
+class SortedPoints:
     """Points sorted by b (n,), class by class where candidates are compared within their class.
 
     `order` (n,) has their places in the training set, `starts` and `stops` where each class begins and ends. Slack and σ (n,) are as they
@@ -113,11 +113,11 @@ class Bag:
         return start + low, start + torch.maximum(low, high)
 
 
-def sorted_bag(prepared: Prepared, q: float, class_conditional: bool) -> Bag:
+def sorted_bag(prepared: Prepared, q: float, class_conditional: bool) -> SortedPoints:
     """The points sorted when they are first asked for, and kept for one scheme at a time."""
     key = q, class_conditional
     if key not in prepared.sorted:
         prepared.sorted.clear()
-        prepared.sorted[key] = Bag(prepared, q, class_conditional)
-    bag: Bag = prepared.sorted[key]
+        prepared.sorted[key] = SortedPoints(prepared, q, class_conditional)
+    bag: SortedPoints = prepared.sorted[key]
     return bag

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import Halves
-from fullconformal.influence.bag import Bag
+from fullconformal.influence.bag import SortedPoints
 from fullconformal.influence.candidates import (
     HUGE,
     Candidates,
@@ -46,7 +46,7 @@ class Source(ABC):
     has_top = False  # whether the points of largest b may be solved for in place of candidates
     error = 0.0  # of a product relative to σ_i·ρ, granted to ties, besides the rounding granted to scores
 
-    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
+    def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float):
         self.prepared, self.bag, self.X, self.q = prepared, bag, X, q
         self.is_bounded = is_bounded(prepared)
         p, size = prepared.problem.p, X.element_size()
@@ -89,7 +89,7 @@ class Kept(Source):
 
     root: Root | None = None
 
-    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
+    def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float):
         super().__init__(prepared, bag, X, q)
         self.single = X.dtype == torch.float64 and prepared.problem.p <= LONGEST and (X.is_cuda or single_is_whole())
         # τ must be known without ŝ, and one end of the bag be everyone's.
@@ -126,7 +126,7 @@ class Kept(Source):
 class Top(Source):
     """𝓗⁻¹g_i of so many points of largest b that solves for them and for the candidates that meet others are fewest."""
 
-    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float, low: Tensor):
+    def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float, low: Tensor):
         """`low` (k,) is the first point that each candidate meets."""
         super().__init__(prepared, bag, X, q)
         n, low = len(bag), low.sort().values
@@ -147,7 +147,7 @@ class Top(Source):
 class MadeAnew(Source):
     """g_i written out, a portion of the points at a time."""
 
-    def __init__(self, prepared: Prepared, bag: Bag, X: Tensor, q: float):
+    def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float):
         super().__init__(prepared, bag, X, q)
         self.portion = max(1, prepared.memory // 8 // (prepared.problem.p * X.element_size()))
 
@@ -175,7 +175,14 @@ class FromLayers(Source):
     """
 
     def __init__(
-        self, prepared: Prepared, bag: Bag, X: Tensor, q: float, halves: Halves, low: bool | None, part: int = PART
+        self,
+        prepared: Prepared,
+        bag: SortedPoints,
+        X: Tensor,
+        q: float,
+        halves: Halves,
+        low: bool | None,
+        part: int = PART,
     ):
         super().__init__(prepared, bag, X, q)
         p = prepared.problem.p
@@ -245,7 +252,7 @@ def _lengthening(s: Tensor) -> Tensor:
     return LENGTH / s.clamp_min(torch.finfo(s.dtype).tiny).sqrt()
 
 
-def source_of(prepared: Prepared, bag: Bag, X: Tensor, q: float, half_precision: bool | None) -> Source:
+def source_of(prepared: Prepared, bag: SortedPoints, X: Tensor, q: float, half_precision: bool | None) -> Source:
     """The source for what is kept of the points."""
     if prepared.half is not None:
         return Kept(prepared, bag, X, q)

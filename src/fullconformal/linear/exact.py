@@ -40,20 +40,13 @@ def exact_counts(
     return count_all(bag, X_test, counted, memory_budget, progress)
 
 
-def sign(alpha: Tensor, tau: Tensor, error: Tensor) -> Tensor:
-    """1 where alpha is surely above tau, −1 where surely below, else 0."""
-    return (alpha > tau + error).to(torch.int8) - (alpha < tau - error).to(torch.int8)
-
-
 @torch.no_grad()
 def ordinary_order(bag: LinearBag, change: Change) -> Tensor:
     """Order (n, B) of the training points' scores against the candidates'."""
     fits = refit(bag, change)
-    alpha, tau = (
-        relative.margin(logits(bag, fits.theta), bag.y[:, None]),
-        relative.margin(at_points(change.x, fits.theta), change.y),
-    )
-    return sign(alpha, tau, 2 * (fits.error + rounding(bag, change, fits.theta)))
+    alpha = relative.margin(logits(bag, fits.theta), bag.y[:, None])
+    tau = relative.margin(at_points(change.x, fits.theta), change.y)
+    return torch.as_tensor(pvalues.order(alpha, tau, 2 * (fits.error + rounding(bag, change, fits.theta))))
 
 
 @torch.no_grad()
@@ -75,7 +68,7 @@ def deleted_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
         + score_error(C.spread, out, torch.zeros_like(mu), C.rounding)
         + rounding(bag, change, theta)
     )
-    order = sign(relative.margin(z + out.shift, y), tau, error + tau_error)
+    order: Tensor = pvalues.order(relative.margin(z + out.shift, y), tau, error + tau_error)
     if bag.free_intercept:  # without the last point of a class the intercept runs away, and with it that point's loss
         order[(torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1)[:, None] & (y != change.y)] = 1
     column, point = (order.T == 0).nonzero(as_tuple=True)
@@ -104,7 +97,8 @@ def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, 
 
     def order(columns: Tensor, theta: Tensor, error: Tensor) -> Tensor:
         alpha = relative.margin(at_points(x[:, columns], theta), y[columns])
-        return sign(alpha, tau[columns], error + rounding(bag, change[columns], theta) + tau_error[columns])
+        tie = error + rounding(bag, change[columns], theta) + tau_error[columns]
+        return torch.as_tensor(pvalues.order(alpha, tau[columns], tie))
 
     fits = refit(bag, change, start, stop=lambda *state: order(*state) != 0)
     return order(torch.arange(len(tau), device=tau.device), fits.theta, fits.error)

@@ -32,7 +32,7 @@ class Regression:
 
     @classmethod
     def of(cls, problem: Problem) -> Regression | None:
-        """The regression that a problem is, started from its parameters; None of a problem that is none."""
+        """The regression that a problem is, started from its parameters; None if the problem is not a logistic regression."""
         M = relative_outputs(problem)
         if M is None:
             return None

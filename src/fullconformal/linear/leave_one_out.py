@@ -28,7 +28,7 @@ class Deletion:
 
     shift: Tensor
     norm: Tensor
-    slack: Tensor
+    remaining: Tensor
 
 
 def deletion(A: Tensor, S: Tensor, r: Tensor, q: float) -> Deletion:
@@ -44,7 +44,7 @@ def deletion(A: Tensor, S: Tensor, r: Tensor, q: float) -> Deletion:
     place = pairs(K, r.device)[1]
     for at in parts:
         a, s, residuals = (v[at].movedim(-2, 0).contiguous() for v in (A, S, r))
-        shift, out.norm[at], out.slack[at] = _deletion(a[place], s[place], residuals, q)
+        shift, out.norm[at], out.remaining[at] = _deletion(a[place], s[place], residuals, q)
         out.shift[at] = shift.movedim(0, -2)
     return out
 
@@ -68,9 +68,9 @@ def _deletion(A: Tensor, S: Tensor, r: Tensor, q: float) -> tuple[Tensor, Tensor
     for k in range(K):
         G[k, k] += 1
     _cholesky_(G)
-    slack = torch.ones_like(norm)
+    remaining = torch.ones_like(norm)
     for k in range(K):
-        slack *= G[k, k]
+        remaining *= G[k, k]
         if q == 1:
             v[k] /= G[k, k]
             v[k + 1 :].addcmul_(G[k + 1 :, k], v[k], value=-1)
@@ -79,7 +79,7 @@ def _deletion(A: Tensor, S: Tensor, r: Tensor, q: float) -> tuple[Tensor, Tensor
         v[:k].addcmul_(G[k, :k], v[k], value=-1)
     for k in range(K):
         shift[k:].addcmul_(L[k:, k], v[k])
-    return shift.nan_to_num_(0.0, 0.0, 0.0), norm, slack.square_()  # not finite only where the slack is zero
+    return shift.nan_to_num_(0.0, 0.0, 0.0), norm, remaining.square_()  # not finite only where the remaining is zero
 
 
 def phi(t: Tensor, q: float) -> Tensor:
@@ -96,7 +96,7 @@ def score_error(spread: Tensor, out: Deletion, logit_error: Tensor, A_error: Ten
     series of φ_q, whose coefficients are at most one, |A^(−½) dshift| ≤ R((1 + t)|A^½ r|/(1 − t)² + ½ t^½/(1 − t)) to first
     order. Twice that covers the higher orders while the errors are small against 1 − t; where they are not, nothing is known.
     """
-    e = out.slack
+    e = out.remaining
     root = spread.sqrt().div_(e)
     by_A = (2 - e).mul_(2 * out.norm).div_(e).mul_(root)
     error = root.add_(1).add_(by_A).mul_(logit_error).add_(by_A.mul_(A_error))
@@ -110,7 +110,7 @@ def bounds(spread: Tensor, r: Tensor, kappa: Tensor, mu: Tensor, out: Deletion) 
     (1 − t)^(−½). The Newton step has length ν = (r·shift)^½ and moves logits by ranges ≤ R = κν, so the gradient behind it is at
     most ((e^R − 1)/R − 1)ν, which `radius` turns into a distance.
     """
-    root = out.slack.sqrt()
+    root = out.remaining.sqrt()
     kappa, mu = kappa / root, mu / root
     nu = (r * out.shift).sum(-2).clamp(min=0.0).sqrt()
     R = kappa * nu

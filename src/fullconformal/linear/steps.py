@@ -15,7 +15,7 @@ from fullconformal.losses.relative import second
 # Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
 # below, their many small steps take longer.
 LARGE = 2**20
-MOST = 100  # products, after which the Hessian itself is
+MOST = 100  # products of a step at most, before the Hessian is factorised instead
 
 
 class Steps:

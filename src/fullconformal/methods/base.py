@@ -110,7 +110,7 @@ class Fitted(ABC):
     #: what users call the method
     method: ClassVar[str]
     #: "exact": sets hold the true label with the probability asked for, whatever the data; or "approximate"
-    guarantee: ClassVar[str] = "exact"
+    guarantee: ClassVar[str] = "approximate"
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
     #: shape of an object, where the training points came as a stream

@@ -44,6 +44,7 @@ class FittedSymmetric(FittedProblem):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid."""
 
     method: ClassVar[str] = "symmetric"
+    guarantee = "exact"
     quick = False
 
     def __init__(self, problem: Problem, regression: Regression, memory: int):

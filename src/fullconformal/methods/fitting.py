@@ -97,7 +97,7 @@ def _module(model: Any, bag: Bag, config: Config) -> tuple[nn.Module, dict[str, 
         copied = copy.deepcopy(model)
         l2 = L2_NETWORK if config.l2 is None else config.l2
         return copied, {name: n * l2 for name, q in copied.named_parameters() if q.requires_grad}
-    # Of a logistic regression the objective alone, which `fit_linear` minimises.
+    # Of a logistic regression the objective alone, which is minimised later as a bag.
     unfitted = None if config.prefit else read(model, tuple(bag.X.shape[1:]), len(classes))
     if unfitted is not None:
         return unfitted

@@ -36,7 +36,6 @@ class FittedInfluence(FittedProblem):
     """A problem at its fit, and what is prepared of its training points."""
 
     method = "influence"
-    guarantee = "approximate"
 
     def __init__(
         self, prepared: Prepared, curvature: str, damping_chosen: bool, held: str = "", estimates: tuple[str, ...] = (),

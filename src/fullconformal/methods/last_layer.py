@@ -34,7 +34,6 @@ class FittedLastLayer(Fitted):
     """
 
     method = "influence"
-    guarantee = "approximate"
 
     def __init__(self, head: Head, bag: LayerBag, damping_chosen: bool, memory: int, ordered: bool):
         """`ordered` where the points came in an order that the user knows."""
@@ -113,7 +112,6 @@ class FittedOnFeatures(Fitted):
     """The exact GGN of the last layer of a network whose training points came as a stream: what is kept is their features."""
 
     method = "influence"
-    guarantee = "approximate"
 
     def __init__(self, head: Head, inner: FittedInfluence):
         super().__init__(inner.labels, inner.n_classes)

@@ -271,6 +271,7 @@ class FittedNeighbors(Fitted):
     """Prepared scores of the training points, and the classifier itself for its probabilities."""
 
     method = "exact"
+    guarantee = "exact"
 
     def __init__(self, bag: Scores, model: Any):
         super().__init__(bag.y.astype(np.int64), bag.n_classes)

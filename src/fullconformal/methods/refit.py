@@ -134,10 +134,9 @@ def orders(
     tau, seconds = candidate_scores(refits, parts) if refits.deleted else (None, [])
     for start, scores in run(refits, parts, seconds, n_jobs, progress):
         at = np.arange(start, start + len(scores))
-        if tau is None:
-            order[at] = sign(scores[:, :-1], scores[:, -1:], eps)
-        else:
-            order.flat[at] = sign(scores[:, 0], tau.flat[at // n], eps)
+        alpha, own = (scores[:, :-1], scores[:, -1:]) if tau is None else (scores, tau.reshape(-1, 1)[at // n])
+        tie = np.minimum(TIED * eps * np.abs(own), 1.0)
+        order.reshape(-1, alpha.shape[1])[at] = pvalues.order(alpha, own, tie)
     return order
 
 
@@ -183,12 +182,6 @@ def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[flo
     seconds = time.perf_counter() - began
     parts.write("tau", tau)
     return tau, [seconds]
-
-
-def sign(alpha: FloatArray, tau: FloatArray, eps: float) -> npt.NDArray[np.int8]:
-    """1 where alpha is above tau, −1 where below, 0 where they are tied; infinite scores are tied with each other."""
-    tie = np.minimum(TIED * eps * np.abs(tau), 1.0)
-    return (alpha > tau + tie).astype(np.int8) - (alpha < tau - tie)
 
 
 @dataclass(frozen=True)
@@ -302,6 +295,7 @@ class FittedRefit(Fitted):
     """The training points, and how a model is trained on any bag of them."""
 
     method = "exact"
+    guarantee = "exact"
 
     def __init__(self, fit_score: FitScore, bag: Bag):
         super().__init__(bag.y, bag.n_classes)

@@ -103,8 +103,8 @@ def adapt(estimator: Any, n: int) -> Adapted:
 def read(estimator: Any, shape: tuple[int, ...], n_classes: int) -> Adapted | None:
     """What a fitted LogisticRegression would give, its weights at zero, for objects of a shape; None where it must be fitted first.
 
-    Its objective has one minimum, which whoever has to find it more closely than scikit-learn does finds as well without. Where there is
-    no penalty there need not be a minimum, and a subclass may fit something else.
+    Its objective has one minimum, and a solver more accurate than scikit-learn's does not need scikit-learn's fit as a start. Where
+    there is no penalty there need not be a minimum, and a subclass may fit something else.
     """
     if len(shape) != 1 or not is_read(estimator):
         return None

@@ -91,17 +91,17 @@ def split_pipeline(estimator: Any) -> tuple[Pipeline | None, Any]:
     return None, estimator
 
 
-def fit_transformer(head: Pipeline | None, X: Any, y: Any, prefit: bool) -> tuple[Pipeline | None, Any]:
+def fit_transformer(transformers: Pipeline | None, X: Any, y: Any, prefit: bool) -> tuple[Pipeline | None, Any]:
     """Fitted transformers and the transformed X."""
-    if head is None:
+    if transformers is None:
         return None, X
-    head = head if prefit else clone(head).fit(X, y)
-    return head, transform(head, X)
+    transformers = transformers if prefit else clone(transformers).fit(X, y)
+    return transformers, transform(transformers, X)
 
 
-def transform(head: Pipeline, X: Any) -> Any:
+def transform(transformers: Pipeline, X: Any) -> Any:
     """X through the transformers, as a dense, finite array."""
-    out = head.transform(X)
+    out = transformers.transform(X)
     out = out.toarray() if hasattr(out, "toarray") else out
     try:
         return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
