@@ -17,7 +17,7 @@ METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting")]
 BELOW_METHODS = [
     *ARRAYS,
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
-    "diagnostics",
+    *["diagnostics", "guarantees"],
 ]
 ESTIMATORS = {f"estimators.{name}" for name in ("full", "split", "cross")}
 
@@ -30,6 +30,7 @@ LAYERS = {
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],
     "conformity": ["storage"],
+    "guarantees": ["storage"],
     "losses": ["losses", "storage"],
     "data": ["data"],
     "problem": ["problem", "losses", "runtime", "storage"],

@@ -11,7 +11,7 @@ from oracles_convex import exact_scores, p_value
 from scipy.sparse import csr_matrix
 from scipy.stats import binom
 from sklearn.base import clone
-from sklearn.datasets import make_classification
+from sklearn.datasets import load_iris, make_classification
 from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.naive_bayes import GaussianNB
@@ -21,7 +21,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from torch import nn
 
-from fullconformal import ConformalWarning, FullConformalClassifier, load
+from fullconformal import (
+    AggregatedConformalClassifier,
+    ConformalWarning,
+    CrossConformalClassifier,
+    CVPlusClassifier,
+    FullConformalClassifier,
+    JackknifePlusClassifier,
+    SplitConformalClassifier,
+    load,
+)
 from fullconformal.curvature import GGN
 from fullconformal.methods import refit
 from fullconformal.methods.convex import symmetric_seconds
@@ -496,3 +505,27 @@ def test_an_audit_ties_equal_points_as_the_method_does(method):
     if method == "exact":
         assert audit.p_distance.max() < 1e-12
     assert audit.n_refits == 8 * 40
+
+
+@pytest.mark.parametrize(
+    "clf, word, covered",
+    [
+        (FullConformalClassifier(), "exact", 0.9),
+        (FullConformalClassifier(method="influence"), "approximate", 0.0),
+        (FullConformalClassifier(KNeighborsClassifier()), "exact", 0.9),
+        (FullConformalClassifier(make_pipeline(StandardScaler(), KNeighborsClassifier())), "approximate", 0.0),
+        (SplitConformalClassifier(), "exact", 0.9),
+        (AggregatedConformalClassifier(), "1 − 2ε", 0.8),
+        (CVPlusClassifier(), "1 − 2ε", 0.8),
+        (CrossConformalClassifier(), "1 − 2ε", 0.8),
+        (JackknifePlusClassifier(), "1 − 2ε", 0.8),
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "fit") else "",
+)
+def test_every_classifier_says_what_it_promises(clf, word, covered):
+    X, y = load_iris(return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConformalWarning)
+        promise = clf.fit(X[::3], y[::3]).guarantee_
+    assert promise.word == word and str(promise).startswith(word)
+    assert promise.coverage(0.9) == pytest.approx(covered)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fullconformal import sets
 from fullconformal.estimators import inputs
+from fullconformal.guarantees import Guarantee
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, expect, require
 
@@ -194,6 +195,11 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
         methods = {self.display_name: self, **others}
         return {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
+
+    @property
+    @abstractmethod
+    def guarantee_(self) -> Guarantee:
+        """What is promised of the sets: ``word`` ("exact", "1 − 2ε", "approximate"), ``coverage(confidence_level)``, ``reason``."""
 
     @property
     def display_name(self) -> str:

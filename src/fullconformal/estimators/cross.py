@@ -21,6 +21,7 @@ from fullconformal.estimators.held_out import (
     own_scores,
 )
 from fullconformal.estimators.validation import check_held_out, check_whole
+from fullconformal.guarantees import TWICE
 from fullconformal.linear.bag import at_points
 from fullconformal.linear.leave_one_out import leave_one_out
 from fullconformal.losses import SOFTMAX
@@ -39,6 +40,8 @@ class FoldsClassifier(HeldOutClassifier):
         n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
     ):  # fmt: skip
         self._keep(locals())
+
+    _promise = TWICE.because("each fold has a model of its own; up to a term that vanishes as n grows")
 
     def check_params(self) -> None:
         check_held_out(self)
@@ -165,6 +168,8 @@ class JackknifePlusClassifier(PlusClassifier):
         random_state: Any = None, verbose: int = 0,
     ):  # fmt: skip
         self._keep(locals())
+
+    _promise = TWICE.because("each point has a model of its own")
 
     def check_params(self) -> None:
         check_held_out(self)

@@ -16,6 +16,7 @@ from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
+from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
@@ -175,7 +176,7 @@ class FullConformalClassifier(ConformalClassifier):
         self.method_, self.method_reason_ = fitted.method, selection.reason
         self.classes_ = np.arange(fitted.n_classes) if streamed else bag.classes
         self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
-        told = [self._caveat] if fitted.guarantee == "exact" else fitted.warnings
+        told = [self._caveat] if fitted.guarantee.is_exact else fitted.warnings
         if any(told):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
@@ -353,7 +354,7 @@ class FullConformalClassifier(ConformalClassifier):
         validation.warn_unreachable(sizes, self.classes_, levels, "training" if fresh is None else "fresh", stacklevel)
 
     def notes(self) -> list[str]:
-        if self._fitted.guarantee == "exact":
+        if self._fitted.guarantee.is_exact:
             kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
             return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
         told = self.diagnose()
@@ -362,6 +363,20 @@ class FullConformalClassifier(ConformalClassifier):
             *(f"! {_sentence(text)}" for text in told.warnings),
             facts if told.warnings else f"{facts} Nothing to warn of.",
         ]
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        check_is_fitted(self)
+        promise = self._fitted.guarantee
+        if self._recalibration is not None:
+            return EXACT.because("recalibrated with fresh points")
+        if promise.is_exact and self._caveat:
+            return APPROXIMATE.because(self._caveat)
+        if promise.is_exact and self.transformer_ is not None and not self.prefit:
+            return APPROXIMATE.because(
+                "the transformers were fitted to the training objects, without the object to predict"
+            )
+        return promise
 
     @property
     def display_name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
+from fullconformal.guarantees import Guarantee
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import Model, fit_model
 from fullconformal.models.requirements import finite_rows
@@ -193,6 +194,8 @@ class HeldOutClassifier(ConformalClassifier):
     """Base of the classifiers that hold a `HeldOut`; they give the constructor, the checks, `fit` and what sets are taken from."""
 
     _held_out: HeldOut
+    #: what is promised of the sets
+    _promise: ClassVar[Guarantee]
 
     @abstractmethod
     def check_params(self) -> None:
@@ -245,6 +248,11 @@ class HeldOutClassifier(ConformalClassifier):
         check_flag("smoothing", smoothing)
         X = self._objects(X)
         return self._held_out.p_values(X, smoothing)
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        check_is_fitted(self)
+        return self._promise
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""

@@ -21,6 +21,7 @@ from fullconformal.estimators.held_out import (
     check_trained,
 )
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
+from fullconformal.guarantees import EXACT, TWICE
 from fullconformal.methods.fitting import fit_model
 from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.sets import likeliest
@@ -103,6 +104,8 @@ class SplitConformalClassifier(HeldOutClassifier):
         l2: float | None = None, max_epochs: int = 200, random_state: Any = None, verbose: int = 0,
     ):  # fmt: skip
         self._keep(locals())
+
+    _promise = EXACT.because("the calibration points trained nothing")
 
     def check_params(self) -> None:
         check_held_out(self, tunes=True)
@@ -208,6 +211,8 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         random_state: Any = None, verbose: int = 0,
     ):  # fmt: skip
         self._keep(locals())
+
+    _promise = TWICE.because("a mean or median of dependent p-values")
 
     def check_params(self) -> None:
         check_held_out(self)

@@ -136,7 +136,7 @@ def audit_fitted(
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
     n, refits = fitted.n, Refits(fitted) if isinstance(fitted, FittedProblem) else None
-    if refits is None and fitted.guarantee != "exact":
+    if refits is None and not fitted.guarantee.is_exact:
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
         )

@@ -18,6 +18,7 @@ import torch
 from fullconformal import pvalues
 from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
+from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.runtime.tasks import Progress, Work
 from fullconformal.storage import require, savable
@@ -109,8 +110,8 @@ class Fitted(ABC):
 
     #: what users call the method
     method: ClassVar[str]
-    #: "exact": sets hold the true label with the probability asked for, whatever the data; or "approximate"
-    guarantee: ClassVar[str] = "approximate"
+    #: what is promised of its sets
+    guarantee: ClassVar[Guarantee] = APPROXIMATE
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
     #: shape of an object, where the training points came as a stream

@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 from fullconformal import pvalues
 from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics, diagnose
+from fullconformal.guarantees import EXACT
 from fullconformal.influence.prepared import prepare
 from fullconformal.linear.bag import Change
 from fullconformal.linear.exact import exact_counts
@@ -44,7 +45,7 @@ class FittedSymmetric(FittedProblem):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid."""
 
     method: ClassVar[str] = "symmetric"
-    guarantee = "exact"
+    guarantee = EXACT
     quick = False
 
     def __init__(self, problem: Problem, regression: Regression, memory: int):

@@ -35,6 +35,7 @@ from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
 
 from fullconformal import pvalues
+from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
 from fullconformal.methods.fitting import log_of
 from fullconformal.models.requirements import check_distances
@@ -271,7 +272,7 @@ class FittedNeighbors(Fitted):
     """Prepared scores of the training points, and the classifier itself for its probabilities."""
 
     method = "exact"
-    guarantee = "exact"
+    guarantee = EXACT
 
     def __init__(self, bag: Scores, model: Any):
         super().__init__(bag.y.astype(np.int64), bag.n_classes)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import pvalues
+from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, Query
 from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.runtime.files import Parts, fingerprint
@@ -295,7 +296,7 @@ class FittedRefit(Fitted):
     """The training points, and how a model is trained on any bag of them."""
 
     method = "exact"
-    guarantee = "exact"
+    guarantee = EXACT
 
     def __init__(self, fit_score: FitScore, bag: Bag):
         super().__init__(bag.y, bag.n_classes)
