@@ -167,11 +167,11 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
     source = Kept(bag, points, X, 0.5)
     made, exact = (source.make(every_candidate(bag, X, 0.5), single) for single in (True, False))
     assert made.single and not exact.single
-    of_score, of_product, of_point = _Near(source, made, _Counter(source, None).points).bounds
+    near = _Near(source, made, _Counter(source, None).points, torch.arange(len(made)), 2**20)
     rows, b = points.single
     excess = b[:, None] - made.tau.float() - rows @ made.rows.T
     true = points.b[:, None] - exact.tau - bag.half[points.order] @ exact.rows.T
-    granted = of_point[:, None] + of_score + points.sigma[:, None] * of_product
+    granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
     assert 1e-4 < float(((excess - true).abs() / granted).max()) <= 1
 
 

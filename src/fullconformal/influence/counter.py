@@ -195,15 +195,13 @@ class _Counter:
         order = torch.as_tensor(tiles.order, device=device)
         first = torch.as_tensor(np.repeat(tiles.first, tiles.size), device=device)
         below = torch.zeros(len(order), dtype=torch.int32 if points.weight is None else torch.float64, device=device)
-        near = _Near(source, made, points)
-        of_score, of_product, of_point = (v if v is near.of_point else v[order] for v in near.bounds)
-        most = near.largest(of_score, of_product, tiles)
+        near = _Near(source, made, points, order, room := self.prepared.memory // 16 // PAIR)
+        most = near.largest(tiles)
         dtype = torch.float32 if single else made.tau.dtype
         tau, s_hat = made.tau[order].to(dtype), made.influence[order]
         scores = self.bag.single[1] if single else points.b
-        sigma, of_score, of_product, of_point = (v.to(dtype) for v in (points.sigma, of_score, of_product, of_point))
         assert made.rows is not None
-        room, stop, pairs = self.prepared.memory // 16 // PAIR, 0, 0
+        stop = pairs = 0
         for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
             c = slice(stop, stop := stop + size)
             rows, step = made.rows.index_select(0, order[c]), max(1, room // size)
@@ -211,17 +209,11 @@ class _Counter:
                 excess = scores[i, None] - tau[c]
                 source.subtract(excess, source.rows(i, single), rows, points.sigma[i], s_hat[c])
                 below[c] += _below(excess, None if points.weight is None else points.weight[i])
-                distance = excess.abs()
-                pairs += distance.numel()
-                if bool(distance.amin() > least):
-                    continue
-                limit = torch.addcmul(of_point[i, None] + of_score[c], sigma[i, None], of_product[c])
-                at, column = (~(distance > limit)).nonzero(as_tuple=True)
-                near.add(order[c][column], at + i.start, excess[at, column])
+                near.look(_Met(c, i, excess, excess.abs(), least))
+                pairs += excess.numel()
                 if single and near.count > max(room, pairs) // AGAIN + 2**12:
                     return False
-                if near.held > room:
-                    near.settle()
+        near.look_again()
         near.settle()
         self.formed += pairs
         # Points of a tile after a candidate's range have been counted as surely above.
@@ -230,33 +222,73 @@ class _Counter:
         return True
 
 
+class _Met(NamedTuple):
+    """Candidates and points that met, by their places, their α − τ and its distance from 0 (points, k); none below `least` is decided."""
+
+    candidates: slice
+    points: slice
+    excess: Tensor
+    distance: Tensor
+    least: float
+
+
 class _Near:
     """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
 
-    def __init__(self, source: Source, made: Candidates, points: _Points):
-        self.source, self.made, self.points = source, made, points
+    def __init__(self, source: Source, made: Candidates, points: _Points, order: Tensor, room: int):
+        """Candidates meet in some order (k,); there is room for so many pairs."""
+        self.source, self.made, self.points, self.order, self.room = source, made, points, order, room
         self.prepared, self.own = source.prepared, source.own(made)
         self.column = made.x * self.prepared.problem.n_classes + made.y
         self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         self.count = self.held = 0
+        # A GPU would wait for every answer, so it is asked about many tiles at once.
+        self.met: list[_Met] = []
+        self.waiting, self.patience = 0, room if made.x.is_cuda else 0
         p, rho = self.prepared.problem.p, made.rho
-        of_score, of_product, self.of_point = self.own, source.error * rho, points.slack
+        of_score, of_product, of_point = self.own, source.error * rho, points.slack
         if made.single:
             of_score = self.own + 2 * UNIT * made.tau.abs() + p * TINY * (1 + rho)
             of_product = UNIT * (2 * p + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
-            self.of_point = points.slack + 2 * UNIT * points.b.abs()
-        self.of_point = 1.02 * self.of_point
-        #: what |α − τ| must exceed to decide is their sum, the second times σ: of candidates (k,) twice, of points (n,)
-        self.bounds = 1.02 * of_score, 1.02 * of_product, self.of_point
+            of_point = points.slack + 2 * UNIT * points.b.abs()
+        dtype = torch.float32 if made.single else made.tau.dtype
+        #: what |α − τ| must exceed to decide is the sum of the first and the last, and the second times σ
+        self.of_score, self.of_product, self.of_point, self.sigma = (
+            v.to(dtype) for v in (1.02 * of_score[order], 1.02 * of_product[order], 1.02 * of_point, points.sigma)
+        )
 
-    def largest(self, of_score: Tensor, of_product: Tensor, tiles: _Tiles) -> npt.NDArray[np.float64]:
+    def largest(self, tiles: _Tiles) -> npt.NDArray[np.float64]:
         """The largest bound (tiles,) of the pairs of each tile, of candidates in the order of the tiles."""
         starts = np.cumsum(tiles.size) - tiles.size
-        score, product = (np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (of_score, of_product))
-        last = torch.as_tensor(tiles.last - 1, device=of_score.device)
-        point, sigma = (v.cummax(0).values[last].double().cpu().numpy() for v in (self.of_point, self.points.sigma))
+        score, product = (
+            np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (self.of_score, self.of_product)
+        )
+        last = torch.as_tensor(tiles.last - 1, device=self.of_score.device)
+        point, sigma = (v.cummax(0).values[last].double().cpu().numpy() for v in (self.of_point, self.sigma))
         return np.asarray(score + product * sigma + point) * (1 + 2.0**-20)
+
+    def look(self, met: _Met) -> None:
+        """Look for near pairs among those that met, now or with those to come."""
+        self.met.append(met)
+        self.waiting += met.excess.numel()
+        if self.waiting > self.patience:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Keep the near pairs of all that wait."""
+        if not self.met:
+            return
+        closest = torch.stack([met.distance.amin() for met in self.met]).tolist()
+        for (c, i, excess, distance, least), distance_of_closest in zip(self.met, closest, strict=True):
+            if distance_of_closest > least:
+                continue
+            bound = torch.addcmul(self.of_point[i, None] + self.of_score[c], self.sigma[i, None], self.of_product[c])
+            at, column = (~(distance > bound)).nonzero(as_tuple=True)
+            self.add(self.order[c][column], at + i.start, excess[at, column])
+            if self.held > self.room:
+                self.settle()
+        self.met, self.waiting = [], 0
 
     def add(self, c: Tensor, i: Tensor, excess: Tensor) -> None:
         """Keep pairs of candidates and points with their α − τ."""
