@@ -125,7 +125,8 @@ def written_root(prepared: Prepared) -> Root:
 def solved_by_root(prepared: Prepared, root: Root, X: Tensor, found: Candidates, q: float, single: bool) -> Candidates:
     """L⁻¹ĝ = Σ D·V over blocks of parameters with ĝ = D ⊗ a and V = a·root, the same for all labels of an object: 2p² operations.
 
-    In float32 V is rounded and summed over the o outputs: that errs by less than u(o + 3)|D||V|.
+    In float32 V is rounded and summed over the o outputs: that errs by less than u(o + 3)·Σ_o |D_o||V_o|.
+    A unit that no point wakes has a huge V_o, and D_o = 0.
     """
     problem, C = prepared.problem, prepared.problem.n_classes
     objects, at = torch.unique(found.x, return_inverse=True)
@@ -154,7 +155,7 @@ def solved_by_root(prepared: Prepared, root: Root, X: Tensor, found: Candidates,
                 V[:, output, column - first :] = a @ part
             half[..., first:].baddbmm_(D.to(dtype), V)
             if single:
-                off += torch.linalg.vector_norm(D, dim=2) * torch.linalg.vector_norm(V, dim=(1, 2))[:, None]
+                off += (D.abs() @ torch.linalg.vector_norm(V, dim=2).to(D.dtype)[:, :, None])[..., 0]
         own = at[mine] - start, found.y[mine]
         length = torch.linalg.vector_norm(half, dim=2).to(X.dtype)
         s_hat[mine], error[mine] = length.square()[own], 1.01 * UNIT * (outputs + 3) * off[own]
