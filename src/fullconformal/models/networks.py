@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fullconformal.runtime.replicas import replica
 from fullconformal.storage.modules import WRAPPERS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -187,10 +188,12 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         seen: list[Tensor] = []
-        handle = self.network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        # Other threads may be at work with the network itself.
+        network = replica(self.network)
+        handle = network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
-            *_, last = self.network.parameters()
-            self.network(x.to(last.dtype))
+            *_, last = network.parameters()
+            network(x.to(last.dtype))
         finally:
             handle.remove()
         return seen[-1].to(x.dtype)
