@@ -1,5 +1,6 @@
 """The methods beyond influence as people use them: symmetric, exact, heads, certificates, recalibration, audits."""
 
+import copy
 import pickle
 import time
 import warnings
@@ -139,15 +140,16 @@ def test_head_is_a_logistic_regression_on_frozen_features():
             return self.fc(torch.tanh(self.body(x)))
 
     net = Net()
+    body = copy.deepcopy(net.body).double()
     with torch.no_grad():
-        features, objects = (
-            torch.tanh(net.body(torch.as_tensor(part, dtype=torch.float32))).double().numpy() for part in (X, Xt)
-        )
+        features, objects = (torch.tanh(body(torch.as_tensor(part))).numpy() for part in (X, Xt))
     plain = FullConformalClassifier(l2=0.02).fit(features, y)
     for head in ("fc", "auto"):
         clf = FullConformalClassifier(net, head=head, prefit=True, l2=0.02, device="cpu").fit(X, y)
         assert clf.method_ == "symmetric"
         assert np.array_equal(clf.predict_p(Xt), plain.predict_p(objects))
+        # Equals of training points are tied with them.
+        assert np.array_equal(clf.predict_p(X[:10]), plain.predict_p(features[:10]))
         assert np.abs(clf.predict_proba(Xt) - plain.predict_proba(objects)).max() < 1e-9
     with pytest.raises(
         ValueError, match=r"head='tail' is no torch.nn.Linear of the estimator; its linear layers: \['body', 'fc'\]"

@@ -298,6 +298,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
             return (inputs.native(out[0]), out[1]) if isinstance(out, tuple) else inputs.native(out)
         inputs.check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
+        X = inputs.double(X)
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):
             return out

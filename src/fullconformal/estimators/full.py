@@ -64,7 +64,8 @@ class FullConformalClassifier(ConformalClassifier):
     head : str, optional
         Name of a network's last linear layer, or "auto" to find it. All before it is frozen and the head refitted as a logistic
         regression. Exactly valid where the rest was not trained on the data given to `fit` (a pretrained backbone, with
-        ``prefit=True``); where it was, only approximately.
+        ``prefit=True``); where it was, only approximately. The rest computes in float64, at about twice the cost, if its layers allow it:
+        in float32 the features of an object would depend on its batch, and ties would be lost.
     confidence_level : float, default=0.9
         Of the sets, where `predict_set` is not told otherwise.
     class_conditional : bool, default=False
@@ -253,14 +254,16 @@ class FullConformalClassifier(ConformalClassifier):
             Columns as in ``classes_``.
         """
         validation.check_flag("smoothing", smoothing)
-        X = self._prepare_inputs(X)
+        given, X = X, self._prepare_inputs(X)
         validation.check_scores(self)
         points, own = validation.check_weights(weights, self._fitted.n, len(X))
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         uniform = None
         if smoothing:
-            uniform = uniforms(X, int(check_random_state(self.random_state).randint(2**31)))[:, None]
+            # Of objects as they were given: what transformers make of one differs in its last bits from batch to batch.
+            seed = int(check_random_state(self.random_state).randint(2**31))
+            uniform = uniforms(self._checked(given, reset=False), seed)[:, None]
         with progress_bar("p-values", bool(self.verbose)) as progress:
             query = self._query(points=points, progress=progress)
             if bounds:
