@@ -12,7 +12,7 @@ from oracles_convex import exact_scores, p_value
 from scipy.sparse import csr_matrix
 from scipy.stats import binom
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification
+from sklearn.datasets import load_digits, load_iris, make_classification
 from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.naive_bayes import GaussianNB
@@ -34,6 +34,7 @@ from fullconformal import (
 )
 from fullconformal.curvature import GGN
 from fullconformal.methods import refit
+from fullconformal.methods.audit import label_chances
 from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
@@ -207,12 +208,10 @@ def test_audit_finds_the_distance_to_exact_refits(method, scheme):
     clf = FullConformalClassifier(method=method, scheme=scheme, l2=0.02).fit(X, y)
     exact = FullConformalClassifier(method="exact", scheme=scheme, l2=0.02).fit(X, y).predict_p(Xt)
     report = clf.audit(Xt, n_pairs=6, max_refits=1000, random_state=1)
-    rng = np.random.RandomState(1)
-    for k in range(6):
-        at, label = rng.randint(8), rng.randint(2)
-        rng.choice(60, 60, replace=False)
-        assert abs(report.p_exact[k] - exact[at, label]) < 1e-12
-        assert abs(report.p_method[k] - clf.predict_p(Xt)[at, label]) < 1e-12
+    # Of every pair both p-values are those of one object and label.
+    told, exact = clf.predict_p(Xt).ravel(), exact.ravel()
+    for p_method, p_exact in zip(report.p_method, report.p_exact, strict=True):
+        assert ((np.abs(told - p_method) < 1e-12) & (np.abs(exact - p_exact) < 1e-12)).any()
     assert report.n_refits == (360 if scheme == "deleted" else 6)
     if method == "exact" or (method, scheme) == ("symmetric", "ordinary"):
         assert report.p_distance.max() < 1e-12 and report.changed == 0
@@ -223,11 +222,40 @@ def test_audit_finds_the_distance_to_exact_refits(method, scheme):
 def test_audit_of_a_network_draws_points():
     X, y, Xt, _ = data(3, n=60)
     clf = FullConformalClassifier(mlp(4, (4,), 3, "tanh"), max_epochs=20, random_state=0).fit(X, y)
-    report = clf.audit(Xt, n_pairs=2, max_refits=10)
-    assert report.n_points == 5 and report.n_refits == 10 and "5 of 60 points a pair" in str(report)
+    # Each from two starts.
+    report = clf.audit(Xt, n_pairs=2, max_refits=20)
+    assert report.n_points == 5 and report.n_refits == 20 and "5 of 60 points a pair" in str(report)
     assert np.isfinite(report.score_distance).all() and report.score_distance.shape == (10,)
     with pytest.raises(ValueError, match="max_refits"):
         clf.audit(Xt, n_pairs=20, max_refits=3)
+
+
+def test_an_audit_draws_labels_that_may_change_sides():
+    """Of ten labels nine are hopeless; the implied error rate is one that labelled objects confirm, where it is far from ε."""
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(X))
+    X, y = X[order] / 16, y[order]
+    clf = FullConformalClassifier(l2=1e-3, method="influence").fit(X[:60], y[:60])
+    p = clf.predict_p(X[60:660])
+    error = (p[np.arange(600), y[60:660]] <= 0.1).mean()
+    report = clf.audit(X[60:660], n_pairs=20, max_refits=20 * 12, random_state=0)
+    # Uniformly drawn, one pair in twenty would be above the smallest p-values.
+    above = 2 / 61
+    assert (report.p_method > above).mean() > 0.25 > 3 * (p > above).mean()
+    estimate, low, high = report.error_rate
+    assert low <= estimate <= high and high >= error - 1.96 * np.sqrt(error * (1 - error) / 600)
+    assert error > 0.15 and low > 0.1 and "error rate implied" in str(report)
+    # Labels that the exact method agrees on are not lost.
+    exact = FullConformalClassifier(l2=1e-2, method="exact").fit(X[:40, :5], y[:40] % 2).audit(X[40:, :5], n_pairs=5)
+    assert exact.lost[:2] == (0, 0) and exact.error_rate[0] == pytest.approx(0.1)
+
+
+def test_labels_are_drawn_with_the_chances_that_their_weights_are_one_over():
+    p, proba = np.array([1 / 61, 0.09, 0.5, 1.0, 1 / 61]), np.array([0.05, 0.1, 0.3, 0.55, 0.0])
+    chances = label_chances(p, proba, 0.9)
+    assert chances.sum() == pytest.approx(1) and (chances >= 0.1 / 5).all()
+    # Near the level or likely, before hopeless.
+    assert chances[1] > chances[2] > chances[0] > chances[4] and chances[3] > chances[0]
 
 
 def test_neighbours_and_densities_are_exact_without_refits():

@@ -299,7 +299,10 @@ class FullConformalClassifier(ConformalClassifier):
         return replace(self._fitted.diagnostics, caveat=self._caveat)
 
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
-        """Compare with exact refits on random pairs of an object of X and a label.
+        """Compare with exact refits on pairs of an object of X and a label, and say what that implies for the error rate.
+
+        Labels are drawn that are likely or have a p-value near the level: those on which sets depend. Networks are refitted
+        from two starts.
 
         Parameters
         ----------
@@ -307,7 +310,7 @@ class FullConformalClassifier(ConformalClassifier):
             Objects to draw from.
         n_pairs : int, default=20
         max_refits : int, default=2000
-            Where n refits a pair are more than this allows, that many training points are drawn at random.
+            Where n refits a pair are more than this allows, as many training points as it does are drawn at random.
         random_state : int, RandomState or None, default=0
 
         Returns
