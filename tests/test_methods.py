@@ -219,6 +219,19 @@ def test_audit_finds_the_distance_to_exact_refits(method, scheme):
     assert "p-value distance" in text and "change sides at 90%" in text
 
 
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_a_regression_that_was_trained_elsewhere_is_fitted_again_with_a_warning(method):
+    X, y, Xt, _ = data(2, n=60)
+    elsewhere = LogisticRegression().fit(X[:20] + 1, y[:20])
+    with pytest.warns(ConformalWarning, match=r"not the fit to these data.*fitted again.*SplitConformalClassifier"):
+        clf = FullConformalClassifier(elsewhere, prefit=True, method=method).fit(X, y)
+    plain = FullConformalClassifier(LogisticRegression(), method=method).fit(X, y)
+    np.testing.assert_array_equal(clf.predict(Xt), plain.predict(Xt))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FullConformalClassifier(LogisticRegression().fit(X, y), prefit=True, method=method).fit(X, y)
+
+
 def test_audit_of_a_network_draws_points():
     X, y, Xt, _ = data(3, n=60)
     clf = FullConformalClassifier(mlp(4, (4,), 3, "tanh"), max_epochs=20, random_state=0).fit(X, y)

@@ -230,6 +230,23 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     return classes, index.astype(np.int64)
 
 
+def declared(found: npt.NDArray[Any], classes: Any) -> npt.NDArray[Any]:
+    """All classes in order, of those found in y (k,) and those that a user declares, which must hold them."""
+    if classes is None:
+        return found
+    every = np.asarray(labels(classes))
+    if every.ndim != 1 or len(np.unique(every)) < len(every):
+        raise ValueError(
+            f"classes={classes!r} is not allowed; give every class once, those of y and those that it lacks."
+        )
+    kinds = ["number" if part.dtype.kind in "biuf" else "other" for part in (found, every)]
+    if kinds[0] != kinds[1] or set(found.tolist()) - set(every.tolist()):
+        raise ValueError(
+            f"classes holds {every.tolist()}, but y has the classes {found.tolist()}; declare every class of y, and those that it lacks."
+        )
+    return np.unique(every)
+
+
 def index_labels(y: Any, classes: npt.NDArray[Any], problem: str) -> npt.NDArray[np.int64]:
     """Indices (n,) of labels y (n,) among classes (C,) in any order; an error lists those that are not among them."""
     unknown = sorted(set(y.tolist()) - set(classes.tolist()))
