@@ -1,5 +1,6 @@
 """The methods beyond influence as people use them: symmetric, exact, heads, certificates, recalibration, audits."""
 
+import copy
 import pickle
 import time
 import warnings
@@ -11,7 +12,7 @@ from oracles_convex import exact_scores, p_value
 from scipy.sparse import csr_matrix
 from scipy.stats import binom
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification
+from sklearn.datasets import load_digits, load_iris, make_classification
 from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.naive_bayes import GaussianNB
@@ -33,6 +34,7 @@ from fullconformal import (
 )
 from fullconformal.curvature import GGN
 from fullconformal.methods import refit
+from fullconformal.methods.audit import label_chances
 from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
@@ -139,15 +141,16 @@ def test_head_is_a_logistic_regression_on_frozen_features():
             return self.fc(torch.tanh(self.body(x)))
 
     net = Net()
+    body = copy.deepcopy(net.body).double()
     with torch.no_grad():
-        features, objects = (
-            torch.tanh(net.body(torch.as_tensor(part, dtype=torch.float32))).double().numpy() for part in (X, Xt)
-        )
+        features, objects = (torch.tanh(body(torch.as_tensor(part))).numpy() for part in (X, Xt))
     plain = FullConformalClassifier(l2=0.02).fit(features, y)
     for head in ("fc", "auto"):
         clf = FullConformalClassifier(net, head=head, prefit=True, l2=0.02, device="cpu").fit(X, y)
         assert clf.method_ == "symmetric"
         assert np.array_equal(clf.predict_p(Xt), plain.predict_p(objects))
+        # Equals of training points are tied with them.
+        assert np.array_equal(clf.predict_p(X[:10]), plain.predict_p(features[:10]))
         assert np.abs(clf.predict_proba(Xt) - plain.predict_proba(objects)).max() < 1e-9
     with pytest.raises(
         ValueError, match=r"head='tail' is no torch.nn.Linear of the estimator; its linear layers: \['body', 'fc'\]"
@@ -205,12 +208,10 @@ def test_audit_finds_the_distance_to_exact_refits(method, scheme):
     clf = FullConformalClassifier(method=method, scheme=scheme, l2=0.02).fit(X, y)
     exact = FullConformalClassifier(method="exact", scheme=scheme, l2=0.02).fit(X, y).predict_p(Xt)
     report = clf.audit(Xt, n_pairs=6, max_refits=1000, random_state=1)
-    rng = np.random.RandomState(1)
-    for k in range(6):
-        at, label = rng.randint(8), rng.randint(2)
-        rng.choice(60, 60, replace=False)
-        assert abs(report.p_exact[k] - exact[at, label]) < 1e-12
-        assert abs(report.p_method[k] - clf.predict_p(Xt)[at, label]) < 1e-12
+    # Of every pair both p-values are those of one object and label.
+    told, exact = clf.predict_p(Xt).ravel(), exact.ravel()
+    for p_method, p_exact in zip(report.p_method, report.p_exact, strict=True):
+        assert ((np.abs(told - p_method) < 1e-12) & (np.abs(exact - p_exact) < 1e-12)).any()
     assert report.n_refits == (360 if scheme == "deleted" else 6)
     if method == "exact" or (method, scheme) == ("symmetric", "ordinary"):
         assert report.p_distance.max() < 1e-12 and report.changed == 0
@@ -218,14 +219,56 @@ def test_audit_finds_the_distance_to_exact_refits(method, scheme):
     assert "p-value distance" in text and "change sides at 90%" in text
 
 
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_a_regression_that_was_trained_elsewhere_is_fitted_again_with_a_warning(method):
+    X, y, Xt, _ = data(2, n=60)
+    elsewhere = LogisticRegression().fit(X[:20] + 1, y[:20])
+    with pytest.warns(ConformalWarning, match=r"not the fit to these data.*fitted again.*SplitConformalClassifier"):
+        clf = FullConformalClassifier(elsewhere, prefit=True, method=method).fit(X, y)
+    plain = FullConformalClassifier(LogisticRegression(), method=method).fit(X, y)
+    np.testing.assert_array_equal(clf.predict(Xt), plain.predict(Xt))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FullConformalClassifier(LogisticRegression().fit(X, y), prefit=True, method=method).fit(X, y)
+
+
 def test_audit_of_a_network_draws_points():
     X, y, Xt, _ = data(3, n=60)
     clf = FullConformalClassifier(mlp(4, (4,), 3, "tanh"), max_epochs=20, random_state=0).fit(X, y)
-    report = clf.audit(Xt, n_pairs=2, max_refits=10)
-    assert report.n_points == 5 and report.n_refits == 10 and "5 of 60 points a pair" in str(report)
+    # Each from two starts.
+    report = clf.audit(Xt, n_pairs=2, max_refits=20)
+    assert report.n_points == 5 and report.n_refits == 20 and "5 of 60 points a pair" in str(report)
     assert np.isfinite(report.score_distance).all() and report.score_distance.shape == (10,)
     with pytest.raises(ValueError, match="max_refits"):
         clf.audit(Xt, n_pairs=20, max_refits=3)
+
+
+def test_an_audit_draws_labels_that_may_change_sides():
+    """Of ten labels nine are hopeless; the implied error rate is one that labelled objects confirm, where it is far from ε."""
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(X))
+    X, y = X[order] / 16, y[order]
+    clf = FullConformalClassifier(l2=1e-3, method="influence").fit(X[:60], y[:60])
+    p = clf.predict_p(X[60:660])
+    error = (p[np.arange(600), y[60:660]] <= 0.1).mean()
+    report = clf.audit(X[60:660], n_pairs=20, max_refits=20 * 12, random_state=0)
+    # Uniformly drawn, one pair in twenty would be above the smallest p-values.
+    above = 2 / 61
+    assert (report.p_method > above).mean() > 0.25 > 3 * (p > above).mean()
+    estimate, low, high = report.error_rate
+    assert low <= estimate <= high and high >= error - 1.96 * np.sqrt(error * (1 - error) / 600)
+    assert error > 0.15 and low > 0.1 and "error rate implied" in str(report)
+    # Labels that the exact method agrees on are not lost.
+    exact = FullConformalClassifier(l2=1e-2, method="exact").fit(X[:40, :5], y[:40] % 2).audit(X[40:, :5], n_pairs=5)
+    assert exact.lost[:2] == (0, 0) and exact.error_rate[0] == pytest.approx(0.1)
+
+
+def test_labels_are_drawn_with_the_chances_that_their_weights_are_one_over():
+    p, proba = np.array([1 / 61, 0.09, 0.5, 1.0, 1 / 61]), np.array([0.05, 0.1, 0.3, 0.55, 0.0])
+    chances = label_chances(p, proba, 0.9)
+    assert chances.sum() == pytest.approx(1) and (chances >= 0.1 / 5).all()
+    # Near the level or likely, before hopeless.
+    assert chances[1] > chances[2] > chances[0] > chances[4] and chances[3] > chances[0]
 
 
 def test_neighbours_and_densities_are_exact_without_refits():

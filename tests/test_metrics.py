@@ -344,7 +344,7 @@ def test_bad_p(call, p, message):
 @pytest.mark.parametrize("metric", TRUTH_METRICS)
 def test_bad_truth(metric):
     with pytest.raises(ValueError, match=r"y holds labels .* \['fox'\]; the classes are \['cat', 'dog'\]"):
-        metric(SETS, ["cat", "fox"], classes=["cat", "dog"])
+        metric(SETS, ["fox", "fox"], classes=["cat", "dog"])
     with pytest.raises(ValueError, match=r"y holds labels .* \[2\]; the classes are \[0, 1\]"):
         metric(SETS, [0, 2])
     with pytest.raises(ValueError, match=r"y must hold one label for each of the 2 points"):

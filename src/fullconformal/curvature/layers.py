@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from fullconformal.curvature.base import CurvatureError
 from fullconformal.problem import Problem
+from fullconformal.runtime.replicas import replica
 from fullconformal.storage import savable
 
 # Numbers, for each output of a layer, that a pass forward keeps and one back passes on; five or six in a ResNet.
@@ -183,10 +184,13 @@ def record(problem: Problem, layers: list[Layer], X: Tensor) -> tuple[Tensor, li
         # What comes next may work in place.
         return out.clone()
 
-    handles = [layer.module.register_forward_hook(partial(hook, at)) for at, layer in enumerate(layers)]
+    # Other threads may be at work with the model itself.
+    model = replica(problem.model)
+    modules = [model.get_submodule(layer.name) for layer in layers]
+    handles = [module.register_forward_hook(partial(hook, at)) for at, module in enumerate(modules)]
     try:
         with torch.enable_grad():
-            logits = problem.model(X)
+            logits = model(X)
     finally:
         for handle in handles:
             handle.remove()

@@ -25,6 +25,11 @@ from fullconformal.storage import StorageError, expect, require
 Array = npt.NDArray[Any]
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 
+#: why a promise is not whole where classes without a training point were declared
+ABSENT = (
+    "objects of the declared classes without a training point are missed at every level; about as many as there are classes with a single "
+    "one, of n; class_conditional=True holds for every class"
+)
 #: attributes that one fit sets and the next may not
 SOMETIMES_SET = ("n_features_in_", "feature_names_in_", "_sample", "k_reg_", "lambda_reg_")
 
@@ -54,11 +59,34 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     class_conditional: bool
     #: the first training objects as they were given
     _sample: Any
+    #: places among classes_ of those that the models know; None where they know all
+    _known: npt.NDArray[np.int64] | None = None
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Keep a constructor's parameters, its `locals()`, as they are."""
         for name in self._get_param_names():
             setattr(self, name, given[name])
+
+    def _declare(self, found: Array, classes: Any, has_outputs: bool) -> tuple[Array, npt.NDArray[np.int64]]:
+        """Set ``classes_`` to those found in y (k,) and those declared; which of them models are told of, and where y's are among these.
+
+        Of classes that y lacks, models that have outputs for them are told.
+        """
+        self.classes_, self._known = inputs.declared(found, classes), None
+        place = np.searchsorted(self.classes_, found)
+        if len(found) == len(self.classes_) or has_outputs:
+            return self.classes_, place
+        self._known = place
+        return found, np.arange(len(found))
+
+    def _widened(self, columns: Any, rest: Any) -> npt.NDArray[np.float64]:
+        """Columns (m, C) of all classes, from those of the classes that the models know; `rest`, broadcast to (m, 1), of the others."""
+        if self._known is None or columns.shape[1] == len(self.classes_):
+            return np.asarray(columns)
+        out = np.empty((len(columns), len(self.classes_)))
+        out[:] = rest
+        out[:, self._known] = columns
+        return out
 
     @abstractmethod
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
@@ -270,6 +298,16 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         require(isinstance(self.class_conditional, bool), "class_conditional")
         return len(classes)
 
+    def verify_known(self, n_classes: int) -> int:
+        """The number of classes that the models know, of all of them."""
+        known = self._known
+        if known is None:
+            return n_classes
+        require(isinstance(known, np.ndarray) and known.dtype == np.int64 and known.ndim == 1, "classes")
+        require(1 < len(known) < n_classes and bool((known[:-1] < known[1:]).all()), "classes")
+        require(known[0] >= 0 and bool(known[-1] < n_classes), "classes")
+        return len(known)
+
     def verify_p(self) -> None:
         """Raise unless the classifier gives p-values of the objects it kept."""
         p = self.predict_epsilon(self._sample)
@@ -298,6 +336,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
             return (inputs.native(out[0]), out[1]) if isinstance(out, tuple) else inputs.native(out)
         inputs.check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
+        X = inputs.double(X)
         out = validate_data(self, X, y, reset=reset, skip_check_array=True)
         if not isinstance(out, tuple):
             return out

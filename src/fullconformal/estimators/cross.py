@@ -182,7 +182,7 @@ class JackknifePlusClassifier(PlusClassifier):
             parts = fit.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
             return fit.held_out(parts, y)
         for i in np.flatnonzero(np.bincount(y)[y] == 1):
-            check_trained(np.delete(y, i), fit.bag.classes, f"what trains without point {i}", remedy)
+            check_trained(np.delete(y, i), fit.bag, f"what trains without point {i}", remedy)
         fitted = Symmetric(self.estimator).fit(fit.bag, fit.config)
         theta = leave_one_out(fitted.bag).theta
         without_it = log_proba(at_points(fitted.bag.X.T, theta).T)

@@ -11,17 +11,21 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
+from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import validation
-from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
+from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query, Recalibration
+from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import select
+from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
@@ -60,11 +64,13 @@ class FullConformalClassifier(ConformalClassifier):
     loss : "softmax" or Loss, default="softmax"
         What a module is trained by and scored with; other classifiers bring their own.
     prefit : bool, default=False
-        Take the estimator as it is; `fit` is then given the data it was trained on.
+        Take the estimator as it is; `fit` is then given the data it was trained on. Symmetric and exact scores are of fits to the data with
+        each candidate: a LogisticRegression trained on other data is fitted again, with a warning, and `predict` is of that fit.
     head : str, optional
         Name of a network's last linear layer, or "auto" to find it. All before it is frozen and the head refitted as a logistic
         regression. Exactly valid where the rest was not trained on the data given to `fit` (a pretrained backbone, with
-        ``prefit=True``); where it was, only approximately.
+        ``prefit=True``); where it was, only approximately. The rest computes in float64, at about twice the cost, if its layers allow it:
+        in float32 the features of an object would depend on its batch, and ties would be lost.
     confidence_level : float, default=0.9
         Of the sets, where `predict_set` is not told otherwise.
     class_conditional : bool, default=False
@@ -142,7 +148,7 @@ class FullConformalClassifier(ConformalClassifier):
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any = None) -> FullConformalClassifier:
+    def fit(self, X: Any, y: Any = None, classes: Any = None) -> FullConformalClassifier:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
@@ -153,20 +159,27 @@ class FullConformalClassifier(ConformalClassifier):
             ``torch.utils.data.Dataset`` or ``DataLoader`` of pairs (object, label), read once, in any order.
         y : array-like (n,)
             Labels; None where X yields them, which must then be the indices of the network's outputs.
+        classes : array-like (C,), optional
+            Every class there is, where y may lack some, as in scikit-learn's ``partial_fit``. A label without a training point counts as
+            stranger than all points: p = 1/(n + 1), or 1 where ``class_conditional`` leaves it nothing to be compared with. Networks with
+            an output for every class, and refits, score such labels themselves.
         """
         validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
         config = self._config()
         streamed = is_stream(X)
         if streamed:
-            validation.check_stream(self, y)
+            validation.check_stream(self, y, classes)
             bag = Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
         else:
             X, y = self._checked(X, y, reset=True)
-            classes, index = encode_labels(y)
-            bag = Bag(X, index, classes)
+            found, index = encode_labels(y)
             self._sample = first_rows(X)
-        selection = select(final, self.method, config, bag.X)
+        selection = select(final, self.method, config, bag.X if streamed else X)
+        if not streamed:
+            outputs = (isinstance(final, nn.Module) and self.head is None) or is_skorch(final)
+            known, place = self._declare(found, classes, outputs or isinstance(selection.method, Refit))
+            bag = Bag(X, place[index], known)
         if self.method == "auto":
             config.work.say(f"method {selection.method.name}: {selection.reason}")
         self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
@@ -174,7 +187,8 @@ class FullConformalClassifier(ConformalClassifier):
             fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
         self.method_, self.method_reason_ = fitted.method, selection.reason
-        self.classes_ = np.arange(fitted.n_classes) if streamed else bag.classes
+        if streamed:
+            self.classes_ = np.arange(fitted.n_classes)
         self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
         told = [self._caveat] if fitted.guarantee.is_exact else fitted.warnings
         if any(told):
@@ -253,26 +267,33 @@ class FullConformalClassifier(ConformalClassifier):
             Columns as in ``classes_``.
         """
         validation.check_flag("smoothing", smoothing)
-        X = self._prepare_inputs(X)
+        given, X = X, self._prepare_inputs(X)
         validation.check_scores(self)
         points, own = validation.check_weights(weights, self._fitted.n, len(X))
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         uniform = None
         if smoothing:
-            uniform = uniforms(X, int(check_random_state(self.random_state).randint(2**31)))[:, None]
+            # Of objects as they were given: what transformers make of one differs in its last bits from batch to batch.
+            seed = int(check_random_state(self.random_state).randint(2**31))
+            uniform = uniforms(self._checked(given, reset=False), seed)[:, None]
         with progress_bar("p-values", bool(self.verbose)) as progress:
             query = self._query(points=points, progress=progress)
             if bounds:
-                return self._fitted.bounds(X, query, own)
-            if self._recalibration is not None:
-                return self._recalibration.p_values(self._fitted, X, query, uniform)
-            return self._fitted.p_values(X, query, own, uniform)
+                p: Any = self._fitted.bounds(X, query, own)
+            elif self._recalibration is not None:
+                p = self._recalibration.p_values(self._fitted, X, query, uniform)
+            else:
+                p = self._fitted.p_values(X, query, own, uniform)
+        # Of labels without a training point: none is above them.
+        compared = 0.0 if self.class_conditional else self._sizes(query).sum()
+        rest = pvalues.p_values(0.0, 0.0, compared, own, uniform)
+        return tuple(self._widened(part, rest) for part in p) if bounds else self._widened(p, rest)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)
-        return np.exp(self._fitted.log_proba(X))
+        return self._widened(np.exp(self._fitted.log_proba(X)), 0.0)
 
     def _prepare_inputs(self, X: Any) -> Any:
         """Checked objects as the model sees them."""
@@ -296,7 +317,10 @@ class FullConformalClassifier(ConformalClassifier):
         return replace(self._fitted.diagnostics, caveat=self._caveat)
 
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
-        """Compare with exact refits on random pairs of an object of X and a label.
+        """Compare with exact refits on pairs of an object of X and a label, and say what that implies for the error rate.
+
+        Labels are drawn that are likely or have a p-value near the level: those on which sets depend. Networks are refitted
+        from two starts.
 
         Parameters
         ----------
@@ -304,7 +328,7 @@ class FullConformalClassifier(ConformalClassifier):
             Objects to draw from.
         n_pairs : int, default=20
         max_refits : int, default=2000
-            Where n refits a pair are more than this allows, that many training points are drawn at random.
+            Where n refits a pair are more than this allows, as many training points as it does are drawn at random.
         random_state : int, RandomState or None, default=0
 
         Returns
@@ -341,7 +365,8 @@ class FullConformalClassifier(ConformalClassifier):
         """
         check_is_fitted(self)
         validation.check_scores(self)
-        index = validation.check_fresh(X, y, self.classes_)
+        known = self.classes_ if self._known is None else self.classes_[self._known]
+        index = validation.check_fresh(X, y, known)
         with progress_bar("p-values", bool(self.verbose)) as progress:
             query = self._query(progress=progress)
             self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), index, query)
@@ -349,9 +374,16 @@ class FullConformalClassifier(ConformalClassifier):
 
     def warn_unreachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
+        sizes = self._sizes(self._query())
+        if self._known is not None and len(sizes) > 1:
+            sizes = self._widened(sizes[None], 0.0)[0]
+        kind = "training" if self._recalibration is None else "fresh"
+        validation.warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
+
+    def _sizes(self, query: Query) -> npt.NDArray[Any]:
+        """Weight of the points that candidates are compared with: (1,) of all, or (C,) of each class."""
         fresh = self._recalibration
-        sizes = self._query().total(self._fitted.labels, self._fitted.n_classes) if fresh is None else fresh.sizes
-        validation.warn_unreachable(sizes, self.classes_, levels, "training" if fresh is None else "fresh", stacklevel)
+        return query.total(self._fitted.labels, self._fitted.n_classes) if fresh is None else fresh.sizes
 
     def notes(self) -> list[str]:
         if self._fitted.guarantee.is_exact:
@@ -376,6 +408,8 @@ class FullConformalClassifier(ConformalClassifier):
             return APPROXIMATE.because(
                 "the transformers were fitted to the training objects, without the object to predict"
             )
+        if promise.is_exact and self._known is not None and not self.class_conditional:
+            return APPROXIMATE.because(ABSENT)
         return promise
 
     @property
@@ -389,10 +423,10 @@ class FullConformalClassifier(ConformalClassifier):
         validation.check_full(self)
         n_classes, fitted = self.verify_labels(), self._fitted
         require(isinstance(fitted, Fitted) and fitted.method == self.method_, "method")
-        labels = fitted.labels
-        require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < n_classes)).all()), "labels")
+        labels, known = fitted.labels, self.verify_known(n_classes)
+        require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < known)).all()), "labels")
         if self._recalibration is not None:
-            self._recalibration.verify(n_classes)
+            self._recalibration.verify(known)
         # A stream kept no object: it is tried on one of zeros.
         if not hasattr(self, "_sample"):
             shape = self._input_shape

@@ -12,16 +12,18 @@ import numpy.typing as npt
 from joblib import Parallel, delayed
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
-from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
+from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
-from fullconformal.guarantees import Guarantee
+from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import Model, fit_model
-from fullconformal.models.requirements import finite_rows
+from fullconformal.models.adapters import is_skorch
+from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.runtime.tasks import Work, progress_bar
 from fullconformal.storage import expect, require, savable
 
@@ -140,7 +142,7 @@ class HeldOutFit:
         y = self.bag.y
         check_folds(parts, len(y))
         for k, (train, _) in enumerate(parts):
-            check_trained(y[train], self.bag.classes, f"what trains for fold {k} of {len(parts)}", remedy)
+            check_trained(y[train], self.bag, f"what trains for fold {k} of {len(parts)}", remedy)
         uniform = self.rng.uniform(size=len(y))
         return [
             self.calibrated(model, log_proba, y[rest], uniform[rest])
@@ -169,11 +171,11 @@ def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tupl
     return model, finite_rows(model(_safe_indexing(bag.X, rest)), "to be calibrated with")
 
 
-def check_trained(y: IntArray, classes: npt.NDArray[Any], what: str, remedy: str) -> None:
-    """Raise where training labels y lack a class."""
-    missing = np.setdiff1d(np.arange(len(classes)), y)
+def check_trained(y: IntArray, bag: Bag, what: str, remedy: str) -> None:
+    """Raise where training labels y lack a class that the bag has points of."""
+    missing = np.setdiff1d(bag.y, y)
     if len(missing):
-        name = classes.tolist()[missing[0]]
+        name = bag.classes.tolist()[missing[0]]
         raise ValueError(f"{what} has no point of class {name!r}; {remedy}, or give more points of that class.")
 
 
@@ -206,7 +208,7 @@ class HeldOutClassifier(ConformalClassifier):
         """Train the models, and score the points that did not train them."""
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Train the models on parts of (X, y), and score the points that they have not seen.
 
         Parameters
@@ -215,21 +217,31 @@ class HeldOutClassifier(ConformalClassifier):
             Objects; an array, DataFrame or tensor.
         y : array-like (n,)
             Labels.
+        classes : array-like (C,), optional
+            Every class there is, where y may lack some, as in scikit-learn's ``partial_fit``. A label that the model does not know counts
+            as stranger than all n points that calibrate: p = 1/(n + 1), or 1 where ``class_conditional`` leaves it none.
         """
         self.check_params()
         X, y = self._checked(X, y, reset=True)
         known = getattr(self.estimator, "classes_", None) if getattr(self, "prefit", False) else None
         if known is None:
-            self.classes_, index = encode_labels(y)
+            known, index = encode_labels(y)
         else:
-            self.classes_, index = known, index_labels(y, known, "the fitted estimator does not know")
+            index = index_labels(y, known, "the fitted estimator does not know")
+        final = split_pipeline(self.estimator)[1]
+        if classes is None:
+            # In the fitted estimator's own order.
+            self.classes_, self._known = known, None
+        else:
+            known, place = self._declare(known, classes, isinstance(final, nn.Module) or is_skorch(final))
+            index = place[index]
         self.n_samples_fit_, self._sample, self._scored_by = len(index), first_rows(X), self._scoring()
         rng, score = check_random_state(self.random_state), score_of(self)
         work = Work(getattr(self, "n_jobs", None))
         config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)), work=work)
         randomized = self.randomized and score.takes_uniform
         fit = HeldOutFit(
-            self.estimator, Bag(X, index, self.classes_), config, score, randomized, self.class_conditional, rng, bool(self.verbose)
+            self.estimator, Bag(X, index, known), config, score, randomized, self.class_conditional, rng, bool(self.verbose)
         )  # fmt: skip
         self._held_out = self._calibrate(fit)
         self.warn_unreachable(self.confidence_level, stacklevel=4)
@@ -247,25 +259,32 @@ class HeldOutClassifier(ConformalClassifier):
         """
         check_flag("smoothing", smoothing)
         X = self._objects(X)
-        return self._held_out.p_values(X, smoothing)
+        return self._every_p(self._held_out.p_values(X, smoothing))
+
+    def _every_p(self, p: FloatArray) -> FloatArray:
+        """p-values (m, C) of all classes, from those of the classes that the models know: no point is above a label of the others."""
+        return self._widened(p, 1.0 if self.class_conditional else 1 / (1 + self._held_out.sizes.sum()))
 
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        return self._promise
+        whole = self._known is None or self.class_conditional
+        return self._promise if whole else APPROXIMATE.because(ABSENT)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""
         X = self._objects(X)
-        return self._held_out.proba(X)
+        return self._widened(self._held_out.proba(X), 0.0)
 
     def warn_unreachable(self, levels: Any, stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more calibration points than there are."""
-        warn_unreachable(self._held_out.sizes, self.classes_, np.asarray(levels), "calibration", stacklevel)
+        sizes = self._held_out.sizes
+        sizes = self._widened(sizes[None], 0.0)[0] if len(sizes) > 1 else sizes
+        warn_unreachable(sizes, self.classes_, np.asarray(levels), "calibration", stacklevel)
 
     def verify(self) -> None:
         self.check_params()
-        self._held_out.verify(self.verify_labels())
+        self._held_out.verify(self.verify_known(self.verify_labels()))
         self.verify_p()
 
     def _objects(self, X: Any) -> Any:
@@ -308,4 +327,4 @@ class PlusClassifier(HeldOutClassifier):
                 "which leaves no ties to be broken; leave it out."
             )
         X = self._objects(X)
-        return self._held_out.p_values(X)
+        return self._every_p(self._held_out.p_values(X))

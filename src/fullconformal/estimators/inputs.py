@@ -37,13 +37,34 @@ def contents(X: Any) -> Iterator[bytes]:
     if issparse(X):
         X = X.tocsr().sorted_indices()
         for first, last in pairwise(X.indptr):
-            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
+            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].astype(np.float64).tobytes()
         return
     X = np.asarray(X)
-    # Whose bytes would be addresses, or text as wide as the longest in the array.
-    named = X.dtype.kind not in "biufc"
+    if X.dtype.kind in "biuf":
+        # In one precision and with one zero: how numbers are held may depend on the other objects.
+        yield from ((x.astype(np.float64) + 0.0).tobytes() for x in X)
+        return
+    # Bytes would be addresses, or text as wide as the longest in the array.
     for x in X:
-        yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
+        values = x.tolist() if hasattr(x, "tolist") else x
+        yield repr([_as_float(v) for v in values] if isinstance(values, list) else values).encode()
+
+
+def _as_float(value: Any) -> Any:
+    """A number as float64 has it, where it has it; anything else as it is."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else value
+
+
+def double(X: Any) -> Any:
+    """X with its numbers of less precision in float64, for transformers.
+
+    In float32 the same object comes out of a product of matrices with other last bits in another batch: too far apart to be tied with
+    its equal among the training points.
+    """
+    if hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2:
+        narrow = [name for name, kind in X.dtypes.items() if kind in (np.float16, np.float32)]
+        return X.astype(dict.fromkeys(narrow, np.float64)) if narrow else X
+    return X.astype(np.float64) if getattr(X, "dtype", None) in (np.float16, np.float32) else X
 
 
 def unmasked(name: str, array: Any) -> Any:
@@ -207,6 +228,23 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
             UserWarning, stacklevel=4,
         )  # fmt: skip
     return classes, index.astype(np.int64)
+
+
+def declared(found: npt.NDArray[Any], classes: Any) -> npt.NDArray[Any]:
+    """All classes in order, of those found in y (k,) and those that a user declares, which must hold them."""
+    if classes is None:
+        return found
+    every = np.asarray(labels(classes))
+    if every.ndim != 1 or len(np.unique(every)) < len(every):
+        raise ValueError(
+            f"classes={classes!r} is not allowed; give every class once, those of y and those that it lacks."
+        )
+    kinds = ["number" if part.dtype.kind in "biuf" else "other" for part in (found, every)]
+    if kinds[0] != kinds[1] or set(found.tolist()) - set(every.tolist()):
+        raise ValueError(
+            f"classes holds {every.tolist()}, but y has the classes {found.tolist()}; declare every class of y, and those that it lacks."
+        )
+    return np.unique(every)
 
 
 def index_labels(y: Any, classes: npt.NDArray[Any], problem: str) -> npt.NDArray[np.int64]:

@@ -38,7 +38,7 @@ def split(fit: HeldOutFit, calibration_size: float, seed: int, what: str) -> Par
     y = fit.bag.y
     train, rest = train_test_split(np.arange(len(y)), test_size=calibration_size, random_state=seed)
     remedy = f"lower calibration_size={calibration_size!r}, choose another random_state"
-    check_trained(y[train], fit.bag.classes, what, remedy)
+    check_trained(y[train], fit.bag, what, remedy)
     return train, rest
 
 
@@ -172,7 +172,7 @@ class SplitConformalClassifier(HeldOutClassifier):
         check_flag("smoothing", smoothing)
         X, held = self._objects(X), self._held_out
         p = held.p_values(X, smoothing)
-        return p if self.allow_empty else np.where(likeliest(p, held.proba(X)), 1.0, p)
+        return self._every_p(p if self.allow_empty else np.where(likeliest(p, held.proba(X)), 1.0, p))
 
 
 @savable
@@ -231,7 +231,7 @@ class AggregatedConformalClassifier(HeldOutClassifier):
             for (model, log_proba), (_, rest) in zip(fit.models(parts), parts, strict=True)
         ]
         # Warned of is the split with the fewest points of a class.
-        fewest = min(parts, key=lambda part: np.bincount(y[part[1]], minlength=len(self.classes_)).min())[1]
+        fewest = min(parts, key=lambda part: np.bincount(y[part[1]], minlength=fit.bag.n_classes).min())[1]
         return fit.held_out(calibrated, y[fewest])
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
@@ -246,4 +246,4 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         """
         check_flag("smoothing", smoothing)
         X = self._objects(X)
-        return AGGREGATIONS[self.aggregation](self._held_out.p_values_by_part(X, smoothing), axis=0)
+        return self._every_p(AGGREGATIONS[self.aggregation](self._held_out.p_values_by_part(X, smoothing), axis=0))

@@ -164,12 +164,14 @@ def check_scores(clf: Any) -> None:
         raise ValueError(f"prune={clf.prune!r} is unknown; allowed: 'auto', True, False.")
 
 
-def check_stream(clf: Any, y: Any) -> None:
+def check_stream(clf: Any, y: Any, classes: Any = None) -> None:
     """Raise where a dataset or loader cannot be taken, before it is read."""
     transformers, final = split_pipeline(clf.estimator)
     given = "a Dataset or DataLoader as X"
     if y is not None:
         raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
+    if classes is not None:
+        raise ValueError(f"classes was given beside {given}, whose classes are the network's outputs; leave it out.")
     if not clf.prefit or transformers is not None or clf.head is not None or not isinstance(final, nn.Module):
         raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
     if clf.curvature not in ("last_layer", "last_layer_kron"):

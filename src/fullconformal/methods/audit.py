@@ -1,4 +1,4 @@
-"""An audit: random pairs (x, y), scored by honest refits, beside what the method said of them."""
+"""An audit: pairs (x, y) on which a set may depend, scored by honest refits, beside what the method said of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.stats import beta
 from torch import Tensor
 
 from fullconformal import pvalues
@@ -25,7 +26,9 @@ from fullconformal.sets import members
 
 @dataclass(frozen=True)
 class Audit:
-    """Distances between a method and exact refits on random pairs; prints as a table.
+    """Distances between a method and exact refits on pairs of an object and a label; prints as a table.
+
+    Objects are drawn alike, their labels by `label_chances`: mostly likely ones, and ones with a p-value near the level.
 
     Attributes
     ----------
@@ -36,6 +39,8 @@ class Audit:
         p-values; the exact ones estimated from `n_points` training points where these are not all.
     score_distance : ndarray
         |α − exact α| of all refitted points.
+    weights : ndarray (n_pairs,)
+        One over the probability with which the label was drawn for its object.
     changed : int
         Pairs whose label would enter or leave the set at `confidence_level`.
     """
@@ -47,6 +52,7 @@ class Audit:
     p_method: npt.NDArray[np.float64]
     p_exact: npt.NDArray[np.float64]
     score_distance: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
     confidence_level: float
 
     @property
@@ -57,8 +63,36 @@ class Audit:
     @property
     def changed(self) -> int:
         """Pairs whose label would enter or leave the set at `confidence_level`."""
-        method, exact = (members(p, 1 - self.confidence_level) for p in (self.p_method, self.p_exact))
+        method, exact = self._sides
         return int((method != exact).sum())
+
+    @property
+    def lost(self) -> tuple[float, float, float]:
+        """Labels per object that are in the exact set and not in the method's: an estimate, and its 95 % interval.
+
+        The mean of the weights of such pairs is an unbiased estimate, whatever labels are drawn. The interval is Clopper and Pearson's for
+        the number of such pairs, times what one weighs.
+        """
+        method, exact = self._sides
+        events = exact & ~method
+        k, n, weighed = int(events.sum()), self.n_pairs, self.weights[events] if events.any() else self.weights
+        low = beta.ppf(0.025, k, n - k + 1) if k else 0.0
+        high = beta.ppf(0.975, k + 1, n - k) if k < n else 1.0
+        return tuple(float(share * weighed.mean()) for share in (k / n, low, high))  # type: ignore[return-value]
+
+    @property
+    def error_rate(self) -> tuple[float, float, float]:
+        """The largest error rate that the audit implies at `confidence_level`, and its 95 % interval.
+
+        Exact sets miss the true label with probability ε at most; the method's also where it is among the labels that they lost.
+        """
+        return tuple(min(1 - self.confidence_level + lost, 1.0) for lost in self.lost)  # type: ignore[return-value]
+
+    @property
+    def _sides(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Whether the label of each pair is in the method's set, and in the exact one."""
+        method, exact = (members(p, 1 - self.confidence_level) for p in (self.p_method, self.p_exact))
+        return method, exact
 
     def __str__(self) -> str:
         part = "" if self.n_points == self.n_training else f" ({self.n_points} of {self.n_training} points a pair)"
@@ -71,15 +105,21 @@ class Audit:
             ("score distance, mean / largest", score),
             ("p-value distance, mean / largest", f"{self.p_distance.mean():.2e} / {self.p_distance.max():.2e}"),
             (f"labels that change sides at {self.confidence_level:.0%}", f"{self.changed} of {self.n_pairs}"),
+            ("labels lost per object", "{:.2f} ({:.2f} to {:.2f})".format(*self.lost)),
+            ("error rate implied, at most", "{:.2f} ({:.2f} to {:.2f})".format(*self.error_rate)),
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 class Refits:
-    """Minimisers of F over changed bags, each started from θ_Z: Newton for logistic regressions, L-BFGS for others."""
+    """Minimisers of F over changed bags: Newton's for logistic regressions, L-BFGS's for others.
 
-    def __init__(self, fitted: FittedProblem):
+    L-BFGS starts from θ_Z, and again from a second fit to Z, found from θ_Z moved by half of itself at random: the better end counts. From
+    θ_Z alone it would stay beside the fit that the method approximates from.
+    """
+
+    def __init__(self, fitted: FittedProblem, rng: np.random.RandomState):
         self.inputs, self.problem = fitted.inputs, fitted.problem
         problem = self.problem
         self.work = Problem(
@@ -87,17 +127,39 @@ class Refits:
         )  # fmt: skip
         self.start = problem.theta
         self.penalty = {name: float(part.mean()) for name, part in problem.unpack(problem.penalty).items()}
+        self.starts, self.base = [self.start], self.start
+        if not problem.is_linear:
+            noise = torch.as_tensor(rng.normal(size=len(self.start))).to(self.start)
+            self.starts = [self.start, self.start * (1 + noise / 2)]
+            self.starts = [end for _, end in self.ends(problem.X, problem.y, max_iter=500)]
+            # Under it the candidate of the deleted scheme is scored.
+            self.base = self.fit(problem.X, problem.y).theta
 
     def loss(self, X: Tensor, y: Tensor, at: Tensor, label: Tensor) -> float:
         """Loss of the point (at, label) under the fit on (X, y)."""
+        bag = self.fit(X, y)
+        return float(bag.loss.value(bag.logits(at[None]), label[None])[0])
+
+    def fit(self, X: Tensor, y: Tensor) -> Problem:
+        """The problem (X, y) at its minimiser; its model is that of the next one, too."""
         self.work.assign(self.start)
         bag = Problem(self.work.model, X, y, self.penalty, self.problem.chunk, self.problem.loss)
         regression = Regression.of(bag) if bag.is_linear else None
-        if regression is None:
-            polish(bag.model, X, y, self.penalty, tol=1e-5, max_iter=60, loss=bag.loss)
-        else:
+        if regression is not None:
             regression.assign(regression.bag.fit.theta[:, :, 0])
-        return float(bag.loss.value(bag.logits(at[None]), label[None])[0])
+            return bag
+        bag.assign(min(self.ends(X, y), key=lambda end: end[0])[1])
+        return bag
+
+    def ends(self, X: Tensor, y: Tensor, max_iter: int = 100) -> list[tuple[float, Tensor]]:
+        """F and θ where L-BFGS ends from each start; a fit to nearly the same bag is near, and 100 steps lead there."""
+        bag, found = Problem(self.work.model, X, y, self.penalty, self.problem.chunk, self.problem.loss), []
+        for start in self.starts:
+            bag.assign(start)
+            polish(bag.model, X, y, self.penalty, max_iter=max_iter, loss=bag.loss)
+            with torch.no_grad():
+                found.append((float(bag.value(bag.theta)), bag.theta.clone()))
+        return found
 
     def scores(
         self, X: Any, label: int, points: npt.NDArray[np.int64], q: float, tick: Callable[[], None]
@@ -117,8 +179,19 @@ class Refits:
             keep = torch.arange(len(y), device=y.device) != i
             alpha[k] = self.loss(X[keep], y[keep], problem.X[i], problem.y[i])
             tick()
-        self.work.assign(self.start)
+        self.work.assign(self.base)
         return alpha, float(problem.loss.value(self.work.logits(x[None]), own[None])[0])
+
+
+def label_chances(p: npt.NDArray[np.float64], proba: npt.NDArray[np.float64], level: float) -> npt.NDArray[np.float64]:
+    """Probabilities (C,) with which an object's labels are drawn, from p-values (C,) and the model's probabilities (C,).
+
+    Nine parts in ten go to labels that are likely, or whose odds p/(1 − p) are near those of the level; of many labels most are
+    hopeless, and would be found so by any method. One part goes to all alike, so that every label may be drawn.
+    """
+    odds = np.log(p / (1 - p + 1e-9)) - np.log((1 - level) / level)
+    weight = proba + np.exp(-2 * np.abs(odds))
+    return np.asarray(0.9 * weight / weight.sum() + 0.1 / len(p))
 
 
 def audit_fitted(
@@ -131,29 +204,34 @@ def audit_fitted(
     rng: np.random.RandomState,
     progress: Progress | None,
 ) -> Audit:
-    """Audit of a fitted method on random pairs of X (m, ...) and labels.
+    """Audit of a fitted method on pairs of objects X (m, ...) and labels.
 
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
-    n, refits = fitted.n, Refits(fitted) if isinstance(fitted, FittedProblem) else None
+    n, refits = fitted.n, Refits(fitted, rng) if isinstance(fitted, FittedProblem) else None
     if refits is None and not fitted.guarantee.is_exact:
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
         )
-    n_points = n if query.q == 0 or refits is None else min(n, max_refits // n_pairs)
-    total = 0 if refits is None else n_pairs * (1 if query.q == 0 else n_points)
+    starts = 0 if refits is None else len(refits.starts)
+    n_points = n if query.q == 0 or refits is None else min(n, max(max_refits // (n_pairs * starts), 1))
+    total = n_pairs * starts * (1 if query.q == 0 else n_points)
     ticks = count(1)
 
     def tick() -> None:
         if progress is not None:
-            progress(next(ticks), total)
+            progress(starts * next(ticks), total)
 
-    p_method, p_exact, distances = [], [], []
+    p_method, p_exact, distances, weights = [], [], [], []
     for _ in range(n_pairs):
-        at, label = rng.randint(len(X)), rng.randint(fitted.n_classes)
+        at = rng.randint(len(X))
         x = X[at : at + 1]
-        p = float(fitted.p_values(x, query)[0, label])
+        every = fitted.p_values(x, query)[0]
+        chances = label_chances(every, np.exp(fitted.log_proba(x)[0]), level)
+        label = int(rng.choice(fitted.n_classes, p=chances))
+        p = float(every[label])
         p_method.append(p)
+        weights.append(1 / chances[label])
         if refits is None:
             p_exact.append(p)
             continue
@@ -169,7 +247,8 @@ def audit_fitted(
         shift = not_below(exact, own) - not_below(alpha, tau)
         p_exact.append(min(max(p + shift * n / (n + 1), 1 / (n + 1)), 1.0))
     far = np.concatenate(distances) if distances else np.empty(0)
-    return Audit(n_pairs, n_points, n, total, np.array(p_method), np.array(p_exact), far, level)
+    pairs = np.array(p_method), np.array(p_exact), far, np.array(weights)
+    return Audit(n_pairs, n_points, n, total, *pairs, level)
 
 
 def not_below(alpha: npt.NDArray[np.float64], tau: float) -> float:

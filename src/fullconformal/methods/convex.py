@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -22,7 +23,7 @@ from fullconformal.linear.from_problem import Regression
 from fullconformal.linear.span import Span
 from fullconformal.linear.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.methods.base import Bag, Config, ConformalWarning, FloatArray, Method, Query
-from fullconformal.methods.fitting import FittedProblem, fit_problem
+from fullconformal.methods.fitting import FittedProblem, fit_problem, problem_log_proba
 from fullconformal.problem import Problem
 from fullconformal.storage import expect, require, savable
 
@@ -132,6 +133,26 @@ class FittedExact(FittedSymmetric):
         return None
 
 
+def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config) -> Any:
+    """A convex model fitted to the bag; a warning where it came fitted to something else, as what it had learned is then of no use."""
+    problem = fit_problem(model, bag, config, linear_fit=False)
+    given = problem_log_proba(problem, problem.X) if config.prefit and config.head is None else None
+    fitted = kind.of(problem, config.memory)
+    if given is not None:
+        far = float(np.abs(np.exp(given) - np.exp(problem_log_proba(problem, problem.X))).max())
+        # By less than this a solver's tolerance moves probabilities.
+        if far > 0.01:
+            warnings.warn(
+                f"prefit=True: the {type(model).__name__} given is not the fit to these data (probabilities of theirs differ by up to "
+                f"{far:.2g}). method={kind.method!r} is of fits to the data with each candidate, so it was fitted again, with its C, and "
+                "predict is of that fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses a model "
+                "as it is.",
+                ConformalWarning,
+                stacklevel=5,
+            )
+    return fitted
+
+
 @dataclass(frozen=True)
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
@@ -139,7 +160,8 @@ class Symmetric(Method):
     name = "symmetric"
 
     def fit(self, bag: Bag, config: Config) -> FittedSymmetric:
-        return FittedSymmetric.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)
+        fitted: FittedSymmetric = fit_convex(FittedSymmetric, self.model, bag, config)
+        return fitted
 
 
 @dataclass(frozen=True)
@@ -149,4 +171,5 @@ class Exact(Method):
     name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedExact:
-        return FittedExact.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)
+        fitted: FittedExact = fit_convex(FittedExact, self.model, bag, config)
+        return fitted

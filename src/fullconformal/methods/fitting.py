@@ -61,6 +61,8 @@ def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -
             module, X, y, penalty, max_epochs=config.max_epochs, seed=config.seed, progress=config.progress, loss=config.loss
         )  # fmt: skip
     if config.head is not None:
+        # As objects will be given later.
+        X = to_tensor(bag.X, config.device, torch.float64, training=True)
         return _head_problem(module, config.head, X, y, bag.n_classes, config.l2, linear_fit)
     problem = Problem(module, X, y, penalty, loss=config.loss)
     with alone(problem.n * problem.size):
@@ -110,8 +112,7 @@ def _module(model: Any, bag: Bag, config: Config) -> tuple[nn.Module, dict[str, 
 def _head_problem(
     network: nn.Module, head: str, X: Tensor, y: Tensor, n_classes: int, l2: float | None, linear_fit: bool
 ) -> Problem:
-    """The head refitted as a logistic regression on the features of the frozen rest."""
-    X = X.double()
+    """The head refitted as a logistic regression on the features of the frozen rest; X (n, ...) in float64."""
     module, features = with_new_head(network, head, X, n_classes)
     penalty = len(y) * (L2_LINEAR if l2 is None else l2)
     if linear_fit:

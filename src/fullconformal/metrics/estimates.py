@@ -130,16 +130,25 @@ def mean(values: npt.NDArray[Any]) -> Estimate:
 def covered(
     sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None
 ) -> tuple[BoolArray, npt.NDArray[np.intp], list[Any]]:
-    """Whether each set holds its true label (m,), the column of that label (m,), and the labels of the columns."""
+    """Whether each set holds its true label (m,), and codes (m,) and labels as `encode` has them; a label without a column is missed."""
     sets = check_sets(sets)
     codes, labels = encode(y, classes, sets.shape)
-    return sets[np.arange(len(sets)), codes], codes, labels
+    return at_codes(sets, codes), codes, labels
+
+
+def at_codes(values: npt.NDArray[Any], codes: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """Entries (m,) of values (m, C) at the true labels' columns; zero, or False, where a label has none."""
+    m, n_classes = values.shape
+    return np.where(codes < n_classes, values[np.arange(m), np.minimum(codes, n_classes - 1)], False)
 
 
 def encode(
     y: npt.ArrayLike, classes: npt.ArrayLike | None, shape: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.intp], list[Any]]:
-    """Column of each label (m,), and the label of each column, for an array of shape (m, C)."""
+    """Column of each label (m,), and the label of each column, for an array of shape (m, C).
+
+    With classes given, labels that are not among them have codes from C on, and stand behind the labels of the columns: no set holds them.
+    """
     m, n_classes = shape
     labels = list(range(n_classes)) if classes is None else np.asarray(classes).ravel().tolist()
     column = {label: k for k, label in enumerate(labels)}
@@ -155,10 +164,15 @@ def encode(
     unseen = list(dict.fromkeys(label for label in y.tolist() if label not in column))
     if unseen:
         more = f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""
-        raise ValueError(
-            f"y holds labels that are not among the classes: {unseen[:5]}{more}; the classes are {labels}. "
-            "Remove these points, or pass classes=clf.classes_ if the columns have other labels."
-        )
+        told = f"y holds labels that are not among the classes: {unseen[:5]}{more}; the classes are {labels}"
+        if classes is None or len(unseen) == len(set(y.tolist())):
+            raise ValueError(f"{told}. Pass classes=clf.classes_, the labels of the columns.")
+        warnings.warn(
+            f"{told}. Their objects count as missed; declare classes without training points by fit(X, y, classes=...).",
+            UserWarning, stacklevel=4,
+        )  # fmt: skip
+        column |= {label: n_classes + k for k, label in enumerate(unseen)}
+        labels = labels + unseen
     return np.array([column[label] for label in y.tolist()], dtype=np.intp), labels
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.metrics.estimates import Curve, Estimate, check_level, check_sets, covered, encode, mean
+from fullconformal.metrics.estimates import Curve, Estimate, at_codes, check_level, check_sets, covered, encode, mean
 from fullconformal.sets import check_p, members, prediction_sets
 
 
 def coverage(sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> Estimate:
-    """Fraction of the m points whose set holds the true label.
+    """Fraction of the m points whose set holds the true label; labels that are not among the classes are missed, with a warning.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def observed_fuzziness(p: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLik
     """
     p = check_p(p)
     codes, _ = encode(y, classes, p.shape)
-    return mean(p.sum(axis=1) - p[np.arange(len(p)), codes])
+    return mean(p.sum(axis=1) - at_codes(p, codes))
 
 
 def summary(

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fullconformal.runtime.replicas import replica
 from fullconformal.storage.modules import WRAPPERS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -187,10 +188,12 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         seen: list[Tensor] = []
-        handle = self.network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        # Other threads may be at work with the network itself.
+        network = replica(self.network)
+        handle = network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
-            *_, last = self.network.parameters()
-            self.network(x.to(last.dtype))
+            *_, last = network.parameters()
+            network(x.to(last.dtype))
         finally:
             handle.remove()
         return seen[-1].to(x.dtype)
@@ -230,12 +233,22 @@ def last_step(network: nn.Module, head: str, x: Tensor) -> str:
 
 
 def with_new_head(network: nn.Module, head: str, X: Tensor, n_classes: int) -> tuple[nn.Sequential, Tensor]:
-    """The frozen network with a new logistic head (weights zero), and the features (n, d) of X."""
-    network = network.eval()
+    """The frozen network with a new logistic head (weights zero), and the features (n, d) of X.
+
+    In float64 where the network allows it, whatever it was trained in: in float32 an object has other last bits in another batch, too
+    far apart to be tied with its equal among the training points.
+    """
+    own = next(network.parameters()).dtype
     try:
-        backbone = Backbone(network, last_step(network, head, X[:2].to(next(network.parameters()).dtype)))
-    except RuntimeError as error:
-        raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
+        network = network.eval().double()
+        name = last_step(network, head, X[:2].double())
+    except RuntimeError:
+        network = network.to(own)
+        try:
+            name = last_step(network, head, X[:2].to(own))
+        except RuntimeError as error:
+            raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
+    backbone = Backbone(network, name)
     with torch.no_grad():
         features = torch.cat([backbone(part) for part in X.split(1024)])
     if features.ndim != 2:

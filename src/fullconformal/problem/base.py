@@ -23,6 +23,7 @@ from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.problem.chain import Trace, activate, convolution_rows, plain_convolutions, read_model, with_one
 from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.numerics import full_precision
+from fullconformal.runtime.replicas import replica
 from fullconformal.storage import expect, require, savable
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
@@ -178,7 +179,7 @@ class Problem:
 
     def logits_at(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits (k, C) at other parameters; differentiable, and fit for `torch.func`."""
-        out: Tensor = functional_call(self.model, self.unpack(theta), (x,))
+        out: Tensor = functional_call(replica(self.model), self.unpack(theta), (x,))
         return out
 
     def value(self, theta: Tensor) -> Tensor:
@@ -263,11 +264,11 @@ class Problem:
         """Σ_c weights[·, r, c] ∂f_c/∂(prefix parameters), (k, R, width), written out, from weights (k, R, C)."""
         if self.convolutions:
             return convolution_rows(self.prefix, self.convolutions, self.tail, X, weights)
-        chosen = {n: self.params[n] for n in self.prefix_names}
+        model, chosen = replica(self.model), {n: self.params[n] for n in self.prefix_names}
         rest = {n: q for n, q in self.params.items() if n not in chosen}
 
         def rows(x: Tensor, w: Tensor) -> dict[str, Tensor]:
-            pull = vjp(lambda params: functional_call(self.model, {**params, **rest}, (x[None],))[0], chosen)[1]
+            pull = vjp(lambda params: functional_call(model, {**params, **rest}, (x[None],))[0], chosen)[1]
             out: dict[str, Tensor] = vmap(pull)(w)[0]
             return out
 

@@ -118,9 +118,10 @@ def render_report(
     picture = None if images is None else sheet(np.asarray(images)[shown])
     table = None if rows is None or picture else rows_at(rows, shown, feature_names)
     probabilities = None if proba is None else np.asarray(proba, dtype=np.float64)
-    if probabilities is not None and (probabilities.shape != main.shape or not np.isfinite(probabilities).all()):
+    shape = np.shape(next(iter(p.values())))
+    if probabilities is not None and (probabilities.shape != shape or not np.isfinite(probabilities).all()):
         raise ValueError(
-            f"proba must be finite and have the shape of the p-values, {main.shape}, got shape {probabilities.shape}."
+            f"proba must be finite and have the shape of the p-values, {shape}, got shape {probabilities.shape}."
         )
     levels = slider_levels(level)
     # What the page's script counts and draws.
@@ -225,7 +226,14 @@ def checked(
                 f"p[{name!r}] has shape {value.shape}, the first method's {shape}; give all for the same objects."
             )
     codes, labels = encode(y, classes, shape)
+    # Labels that no method knows: they are in no set.
+    values = {name: widened(value, len(labels)) for name, value in values.items()}
     return values, [str(label) for label in labels], codes
+
+
+def widened(columns: FloatArray, width: int) -> FloatArray:
+    """Columns (m, C) with zeros behind them, as wide as asked for."""
+    return np.pad(columns, ((0, 0), (0, width - columns.shape[1])))
 
 
 def covered_by_class(p: FloatArray, codes: Codes, labels: list[str], level: float) -> list[tuple[str, int, int]]:

@@ -70,21 +70,36 @@ def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
     return nullcontext() if shape[1] * max(shape) > LITTLE else BLAS.alone()
 
 
-@contextmanager
-def flag(place: Any, name: str, value: bool) -> Iterator[None]:
-    """One of torch's switches set for a while."""
-    before = getattr(place, name)
-    setattr(place, name, value)
-    try:
-        yield
-    finally:
-        setattr(place, name, before)
+class _Switch:
+    """One of torch's switches, which are the whole process's: off while any thread wants it so, given back by the last to go."""
+
+    def __init__(self, place: Any, name: str):
+        self.place, self.name, self.lock = place, name, Lock()
+        self.wanted: list[bool] = []
+
+    @contextmanager
+    def set(self, value: bool) -> Iterator[None]:
+        with self.lock:
+            if not self.wanted:
+                self.before = getattr(self.place, self.name)
+            self.wanted.append(value)
+            setattr(self.place, self.name, all(self.wanted))
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.wanted.remove(value)
+                setattr(self.place, self.name, all(self.wanted) if self.wanted else self.before)
+
+
+CONVOLUTIONS, PRODUCTS = _Switch(cudnn, "allow_tf32"), _Switch(matmul, "allow_tf32")
+HALF_SUMS = _Switch(matmul, "allow_fp16_reduced_precision_reduction")
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
     """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
-    with flag(cudnn, "allow_tf32", False), flag(matmul, "allow_tf32", False):
+    with CONVOLUTIONS.set(False), PRODUCTS.set(False):
         yield
 
 
@@ -95,12 +110,12 @@ def tensor_cores() -> AbstractContextManager[None]:
     xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the
     diagonal: what float32 itself costs. It would not be so for products that are no squares.
     """
-    return flag(matmul, "allow_tf32", True)
+    return PRODUCTS.set(True)
 
 
 def whole_sums() -> AbstractContextManager[None]:
     """Products in half precision are added up in float32 throughout, which torch does not insist on by default."""
-    return flag(matmul, "allow_fp16_reduced_precision_reduction", False)
+    return HALF_SUMS.set(False)
 
 
 def single_is_whole() -> bool:
