@@ -6,7 +6,7 @@ import re
 import resource
 import subprocess
 import sys
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from forged import assembled, found, header_and_data, nodes, signed
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
@@ -248,10 +249,6 @@ def test_files_from_before_a_field_with_a_default_are_read(saved, tmp_path):
     assert loaded_or_refused(tmp_path / "it", objects) is None
 
 
-def found(tree, path):
-    return reduce(lambda inner, key: inner[key], path, tree)
-
-
 def is_dense(node):
     return isinstance(node, dict) and node.get("is") == "DenseFactor"
 
@@ -451,7 +448,7 @@ def test_paths_that_cannot_be_written_or_read(tmp_path):
     with pytest.raises(ValueError, match="not fitted"):
         clf.save(tmp_path / "it")
     clf.fit(X[:N], y[:N])
-    with pytest.raises(FileNotFoundError, match="make it first"):
+    with pytest.raises(FileNotFoundError, match="create it first"):
         clf.save(tmp_path / "nowhere" / "it")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         clf.save(tmp_path)
@@ -471,27 +468,6 @@ def test_the_file_is_readable_as_other_files_are(tmp_path):
 
 
 # Files that are not right ------------------------------------------------------------------------------------------------
-
-
-def header_and_data(path):
-    """The JSON header of a safetensors file and the bytes behind it."""
-    raw = path.read_bytes()
-    size = int.from_bytes(raw[:8], "little")
-    return json.loads(raw[8 : 8 + size]), raw[8 + size :]
-
-
-def assembled(header, data):
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def signed(content, tensors, path, version="2"):
-    """A file with the given content that passes every check a reader can make of the container."""
-    text = content if isinstance(content, str) else json.dumps(content)
-    save_file(tensors, path, metadata={
-        "format": "fullconformal", "version": version, "content": text, "checksum": container.checksum(text, tensors)
-    })  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -557,13 +533,6 @@ def test_a_thousand_damaged_files_are_refused(saved, tmp_path):
         refused += p is None
         assert p is None or np.array_equal(p, right)
     assert refused > 950  # the rest were the right files after all
-
-
-def nodes(tree, path=()):
-    """Paths of all values in a JSON tree."""
-    yield path
-    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield from nodes(part, (*path, key))
 
 
 def replaced(tree, path, value):

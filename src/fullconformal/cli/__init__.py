@@ -47,7 +47,9 @@ class LazyGroup(click.Group):
         except (OSError, ValueError, MemoryError) as error:
             if ctx.params["traceback"] or isinstance(error, BrokenPipeError):
                 raise
-            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            from fullconformal.cli.tables import visible
+
+            click.echo(visible(f"error: {' '.join(str(error).split())}"), err=True)
             ctx.exit(2)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

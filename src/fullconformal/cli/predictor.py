@@ -60,7 +60,9 @@ def predict(
         point = clf.predict(X)
     sets = prediction_sets(p, levels)
     facts = measure(sets, levels, *true_labels(frame, schema.target, clf.classes_, printer))
-    tables.write_table(as_frame(frame[list(keep)], clf.classes_, point, p, sets, levels, tables.is_parquet(out)), out)
+    tables.write_table(
+        as_frame(frame[list(keep)], clf.classes_, point, p, sets, levels, tables.is_parquet(out)), out, printer
+    )
     printer.json({"rows": len(frame), "levels": facts, "out": str(out)})
     show(printer, facts, schema.target)
     if not printer.to_stderr:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,13 @@ import pandas as pd
 from rich.console import Console
 
 from fullconformal.cli.schema import Schema, TableError, check_name, listed, stray_words, stripped, unseen_categories
-from fullconformal.runtime.files import finished_or_nothing
+from fullconformal.runtime.files import check_writable, finished_or_nothing
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
+# Characters that act and are not seen: controls, half characters, separators of lines, directions of writing.
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# What spreadsheets take for a formula; and numbers, one or several joined by |, which they do not.
+FORMULA, NUMBERS = re.compile(r"[=+\-@\t\r]."), re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?(\|[+-]?[\d.]+([eE][+-]?\d+)?)*")
 PATH = click.Path(path_type=Path)
 LEVEL = click.FloatRange(0, 1, min_open=True, max_open=True)
 
@@ -53,18 +58,20 @@ class Printer:
     def say(self, what: Any = "") -> None:
         """Print text, or anything that rich can draw: its columns are not wrapped."""
         if not self.quiet and not self.as_json:
-            self.console.print(what, markup=False, soft_wrap=isinstance(what, str))
+            text = isinstance(what, str)
+            self.console.print(visible(what) if text else what, markup=False, soft_wrap=text)
 
     def json(self, value: Any) -> None:
         """Print a value, if JSON was asked for."""
         if self.as_json and not self.to_stderr:
-            click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+            # JSON escapes the same way, inside strings, which is where such characters are.
+            click.echo(visible(json.dumps(value, indent=2, ensure_ascii=False)))
 
     def note(self, text: str) -> None:
         """Print a note to standard error, each only once."""
         if not self.quiet and text not in self.noted:
             self.noted.add(text)
-            click.echo(f"note: {' '.join(text.split())}", err=True)
+            click.echo(visible(f"note: {' '.join(text.split())}"), err=True)
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
@@ -75,17 +82,56 @@ class Printer:
             yield
 
 
+def visible(text: str) -> str:
+    r"""Text for a terminal: characters that move the cursor, change colours or turn the direction of writing are spelled out.
+
+    >>> visible("a\x1b[31m\u202eb")
+    'a\\u001b[31m\\u202eb'
+    """
+
+    def spelled(match: re.Match[str]) -> str:
+        return f"\\u{ord(match[0]):04x}"
+
+    return HIDDEN.sub(spelled, text)
+
+
+def for_spreadsheets(frame: pd.DataFrame, note: Callable[[str], None]) -> pd.DataFrame:
+    """The table with an apostrophe before every text, names of columns included, that a spreadsheet would take for a formula.
+
+    >>> for_spreadsheets(pd.DataFrame({"a": ["=1+1", "-2", "b"]}), print)["a"].tolist()
+    text that begins with = + - or @ was given an apostrophe, so that no spreadsheet takes it for a formula; Parquet has it as it is.
+    ["'=1+1", '-2', 'b']
+    """
+
+    def guarded(value: Any) -> Any:
+        return (
+            f"'{value}" if isinstance(value, str) and FORMULA.match(value) and not NUMBERS.fullmatch(value) else value
+        )
+
+    out = frame.rename(columns=guarded)
+    changed = list(out.columns) != list(frame.columns)
+    for at, name in enumerate(frame.columns):
+        column = frame.iloc[:, at].tolist()
+        cells = [guarded(value) for value in column]
+        # As objects, numbers among them are written with all their digits.
+        if any(cell is not value for cell, value in zip(cells, column, strict=True)):
+            out.isetitem(at, pd.Series(cells, index=frame.index, name=name, dtype=object))
+            changed = True
+    if changed:
+        note(
+            "text that begins with = + - or @ was given an apostrophe, so that no spreadsheet takes it for a formula; Parquet has it as "
+            "it is."
+        )
+    return out
+
+
 def check_output(path: Path, *inputs: Path) -> None:
     """Raise, before any work, if a file cannot be written or is one of the inputs."""
     if str(path) == "-":
         return
-    folder = path.resolve().parent
     if any(path.resolve() == other.resolve() for other in inputs):
         raise ValueError(f"-o {path} would overwrite an input file; give another name.")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
-    if not folder.is_dir():
-        raise FileNotFoundError(f"the folder {folder} does not exist; create it first.")
+    check_writable(path)
 
 
 def is_parquet(path: Path) -> bool:
@@ -149,10 +195,14 @@ def check_first_line(path: Path) -> None:
         raise TableError(f"{path} has more than one column named {listed(twice)}; give each its own name.")
 
 
-def write_table(frame: pd.DataFrame, path: Path) -> None:
+def write_table(frame: pd.DataFrame, path: Path, printer: Printer) -> None:
     """Write a table, completely or not at all: CSV, Parquet if its name ends so, or CSV to standard output for "-"."""
+    if not is_parquet(path):
+        frame = for_spreadsheets(frame, printer.note)
     if str(path) == "-":
-        frame.to_csv(sys.stdout, index=False, float_format="%.6g")
+        text = frame.to_csv(index=False, float_format="%.6g")
+        # Programs get what is there, people what can be seen.
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
         return
     with finished_or_nothing(path) as part:
         if is_parquet(path):

@@ -131,14 +131,14 @@ def compare(
         )  # fmt: skip
     frame = comparison.to_frame()
     if out is not None:
-        tables.write_table(frame, out)
+        tables.write_table(frame, out, printer)
     # A missing number, which is not equal to itself, is null in JSON.
     printer.json([{k: None if v != v else v for k, v in row.items()} for row in frame.to_dict(orient="records")])
     printer.say(comparison)
     if quiet or as_json:
         # Otherwise the table shows them.
         for name, error in comparison.errors.items():
-            click.echo(f"{name} failed: {type(error).__name__}: {error}", err=True)
+            click.echo(tables.visible(f"{name} failed: {type(error).__name__}: {error}"), err=True)
     if out is not None and not printer.to_stderr:
         printer.say(f"\nall figures: {out}")
 

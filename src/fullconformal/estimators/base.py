@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.guarantees import Guarantee
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.storage import StorageError, expect, require
+from fullconformal.storage import StorageError, conforms, defaults, expect, hints_of, parameters, require
 
 Array = npt.NDArray[Any]
 Fit = TypeVar("Fit", bound=Callable[..., Any])
@@ -32,6 +32,19 @@ ABSENT = (
 )
 #: attributes that one fit sets and the next may not
 SOMETIMES_SET = ("n_features_in_", "feature_names_in_", "_sample", "k_reg_", "lambda_reg_")
+
+
+#: parameters that whoever loads a file decides, and no file: folders, workers, the device, what is printed
+OURS = {"checkpoint", "n_jobs", "device", "verbose"}
+
+
+def check_learnt(cls: type, fitted: dict[str, Any]) -> None:
+    """Raise unless the class annotates these attributes, and their values are of the annotated types: nothing else is saved or loaded."""
+    hints, params = hints_of(cls), parameters(cls)
+    for name, value in fitted.items():
+        known = name in hints and get_origin(hints[name]) is not ClassVar and name not in params
+        require(known, f"attribute {str(name)[:40]!r} (which {cls.__name__} does not annotate)")
+        require(conforms(value, hints[name]), f"attribute {name!r}")
 
 
 def whole_or_nothing(fit: Fit) -> Fit:
@@ -61,6 +74,8 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     _sample: Any
     #: places among classes_ of those that the models know; None where they know all
     _known: npt.NDArray[np.int64] | None = None
+    n_features_in_: int
+    feature_names_in_: Array
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Keep a constructor's parameters, its `locals()`, as they are."""
@@ -264,24 +279,23 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What is saved: parameters and fitted attributes; of the estimator its fit only where it came fitted."""
         params = self.get_params(deep=False)
         params["estimator"] = self.estimator if params.get("prefit") else clone(self.estimator, safe=False)
-        if "checkpoint" in params:
-            params["checkpoint"] = None
+        params |= defaults(type(self), OURS)
         for name, remedy in (("random_state", 0), ("cv", None)):
             value = params.get(name)
             if value is not None and not isinstance(value, (int, np.integer, list)):
                 raise StorageError(f"{name}={value!r} cannot be saved; call clf.set_params({name}={remedy}) first.")
-        return {"params": params, "fitted": {name: value for name, value in vars(self).items() if name not in params}}
+        fitted = {name: value for name, value in vars(self).items() if name not in params}
+        check_learnt(type(self), fitted)
+        return {"params": params, "fitted": fitted}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The classifier again, not yet verified."""
-        clf = cls(**expect(state["params"], dict))
+        clf = cls(**expect(state["params"], dict) | defaults(cls, OURS))
         if isinstance(clf.estimator, nn.Module):
             clf.estimator = clf.estimator.cpu()
         fitted = expect(state["fitted"], dict)
-        for name in fitted:
-            known = not name.startswith("__") and not callable(getattr(cls, name, None))
-            require(known, f"attribute {name[:40]!r}")
+        check_learnt(cls, fitted)
         clf.__dict__.update(fitted)
         return clf
 

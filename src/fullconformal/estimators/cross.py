@@ -170,6 +170,7 @@ class JackknifePlusClassifier(PlusClassifier):
         self._keep(locals())
 
     _promise = TWICE.because("each point has a model of its own")
+    n_fits_: int
 
     def check_params(self) -> None:
         check_held_out(self)

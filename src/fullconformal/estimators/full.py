@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
@@ -28,7 +27,7 @@ from fullconformal.methods.select import select
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
-from fullconformal.storage import StorageError, require, savable
+from fullconformal.storage import LIMITS, StorageError, require, savable
 
 
 @savable
@@ -134,6 +133,8 @@ class FullConformalClassifier(ConformalClassifier):
     transformer_: Any
     _input_shape: tuple[int, ...]
     _recalibration: Recalibration | None
+    method_: str
+    method_reason_: str
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
@@ -425,15 +426,16 @@ class FullConformalClassifier(ConformalClassifier):
         require(isinstance(fitted, Fitted) and fitted.method == self.method_, "method")
         labels, known = fitted.labels, self.verify_known(n_classes)
         require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < known)).all()), "labels")
+        require(fitted.n_classes == known, "classes")
         if self._recalibration is not None:
             self._recalibration.verify(known)
         # A stream kept no object: it is tried on one of zeros.
         if not hasattr(self, "_sample"):
             shape = self._input_shape
-            sizes = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= 2**24
-            require(sizes, "shape of objects")
+            require(shape == fitted.input_shape, "shape of objects")
             self._sample = np.zeros((1, *shape))
-        elif not fitted.holds(self._prepare_inputs(self._sample)):
+        require(_num_samples(self._sample) <= LIMITS.rows, "sample")
+        if not fitted.holds(self._prepare_inputs(self._sample)):
             raise StorageError(
                 "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
             )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from joblib import Parallel, delayed
 from sklearn.utils import _safe_indexing, check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
@@ -21,11 +21,11 @@ from fullconformal.estimators.inputs import encode_labels, first_rows, index_lab
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
-from fullconformal.methods.fitting import Model, fit_model
+from fullconformal.methods.fitting import LogProba, Model, Piped, fit_model
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.runtime.tasks import Work, progress_bar
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import LIMITS, expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -101,6 +101,7 @@ class HeldOut:
         sizes = n_classes if self.class_conditional else 1
         require(self.sizes.dtype == np.int64 and self.sizes.shape == (sizes,), "sizes")
         for part in self.parts:
+            require(expect(part.model, LogProba, Piped).n_classes == n_classes, "classes")
             require(len(part.ordered) == sizes, "scores")
             require(all(group.ndim == 1 and bool((group[:-1] <= group[1:]).all()) for group in part.ordered), "scores")
 
@@ -196,6 +197,8 @@ class HeldOutClassifier(ConformalClassifier):
     """Base of the classifiers that hold a `HeldOut`; they give the constructor, the checks, `fit` and what sets are taken from."""
 
     _held_out: HeldOut
+    #: values of the parameters that say how labels are scored, when it was fitted
+    _scored_by: tuple[Any, ...]
     #: what is promised of the sets
     _promise: ClassVar[Guarantee]
 
@@ -285,6 +288,7 @@ class HeldOutClassifier(ConformalClassifier):
     def verify(self) -> None:
         self.check_params()
         self._held_out.verify(self.verify_known(self.verify_labels()))
+        require(_num_samples(self._sample) <= LIMITS.rows, "sample")
         self.verify_p()
 
     def _objects(self, X: Any) -> Any:

@@ -19,6 +19,7 @@ from sklearn.utils.validation import _num_samples, validate_data
 from torch import Tensor, bfloat16
 
 from fullconformal.models.requirements import REMEDY, place
+from fullconformal.storage import LIMITS
 
 
 def array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -27,7 +28,7 @@ def array(tensor: Tensor) -> npt.NDArray[Any]:
     return (tensor.float() if tensor.dtype == bfloat16 else tensor).numpy()
 
 
-def first_rows(X: Any, most: int = 20) -> Any:
+def first_rows(X: Any, most: int = LIMITS.rows) -> Any:
     """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
     return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.runtime.files import check_writable
 from fullconformal.storage import StorageError, expect, one_line
-from fullconformal.storage.container import read, write
+from fullconformal.storage.container import parse, read, write
 from fullconformal.storage.modules import Factory
 from fullconformal.storage.values import Packer, Unpacker
 
@@ -22,11 +24,7 @@ from fullconformal.storage.values import Packer, Unpacker
 def save(clf: ConformalClassifier, path: Path | str, *, factory: Any = None, notes: Any = None) -> None:
     """Write a fitted predictor, and notes of the caller (JSON), to one file."""
     know_everything()
-    path = Path(path)
-    if not path.resolve().parent.is_dir():
-        raise FileNotFoundError(f"the folder {path.resolve().parent} does not exist; make it first.")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
+    check_writable(path)
     check_is_fitted(clf)
     packer = Packer(None if factory is None else Factory(factory))
     fitted = getattr(clf, "_fitted", None)
@@ -36,14 +34,16 @@ def save(clf: ConformalClassifier, path: Path | str, *, factory: Any = None, not
         "made_with": {"scikit-learn": sklearn.__version__, "torch": torch.__version__, "numpy": np.__version__},
         "notes": notes,
     }
-    write(path, content, packer.tensors)
+    write(path, content, packer.tensors, packer.copies, packer.widest)
 
 
 def load(path: Path | str, *, factory: Any = None, device: str = "auto") -> Any:
     """Read a predictor that was saved by ``clf.save(path)``.
 
     Nothing in the file can run: it holds numbers, and names that are looked up in lists of this package. Where the file is
-    damaged, of another kind, or says anything unexpected, a `StorageError` is raised.
+    damaged, of another kind, asks for more memory than a file of its size may, or says anything unexpected, a `StorageError`
+    is raised. Folders, workers, the device and what is printed (``checkpoint``, ``n_jobs``, ``device``, ``verbose``) are not
+    the file's to say: they have their defaults.
 
     Parameters
     ----------
@@ -81,15 +81,16 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
     made = None if factory is None else Factory(factory)
     if device != "auto" and not usable(device):
         raise ValueError(f"device={device!r} cannot be used here; give 'auto' or 'cpu'.")
-    content, tensors = read(path)
+    text, tensors = read(path)
     try:
+        content = parse(path, text)
         saved = expect(content["device"], str)
-        place = (saved if usable(saved) else "cpu") if device == "auto" else device
-        clf = Unpacker(tensors, place, made).unpack(content["predictor"])
+        # Other kinds of device may make torch load libraries.
+        known = re.fullmatch(r"(cpu|cuda|mps)(:\d{1,2})?", saved) is not None and usable(saved)
+        place = (saved if known else "cpu") if device == "auto" else device
+        clf = Unpacker(tensors, place, made, len(text)).unpack(content["predictor"])
         if not isinstance(clf, ConformalClassifier):
             raise StorageError(f"it holds a {type(clf).__name__}, which is no predictor")
-        if getattr(clf, "device", "auto") != "auto" and torch.device(clf.device).type != torch.device(place).type:
-            clf.device = place
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             clf.verify()

@@ -106,6 +106,8 @@ class SplitConformalClassifier(HeldOutClassifier):
         self._keep(locals())
 
     _promise = EXACT.because("the calibration points trained nothing")
+    k_reg_: Any
+    lambda_reg_: Any
 
     def check_params(self) -> None:
         check_held_out(self, tunes=True)

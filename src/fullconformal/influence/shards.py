@@ -131,23 +131,27 @@ class Fit:
         """The folder for the fit to X (n, ...), y (n,) with the settings in key; an error where it holds another's."""
         parts = work.parts()
         if parts.folder is not None:
-            parts.open({"fingerprint": fingerprint(key, np.asarray(X), np.asarray(y)), "what": "influence", "key": key})
+            digest = fingerprint(key, np.asarray(X), np.asarray(y))
+            parts, _ = parts.open({"fingerprint": digest, "what": "influence", "key": key})
         return cls(work, parts)
 
-    def kept(self, name: str, make: Callable[[], FloatArray]) -> FloatArray:
-        """A part that is made here, if it is not in the folder."""
-        for _, content in self.parts.read(name):
-            return content
-        content = make()
-        self.parts.write(name, content)
-        return content
+    def kept(self, name: str, make: Callable[[], int]) -> int:
+        """A whole number ≥ 1 that is made here, if it is not in the folder."""
+        for _, content in self.parts.read(name, lambda _: (1,)):
+            if content[0] >= 1 and content[0] == int(content[0]):
+                return int(content[0])
+        made = make()
+        self.parts.write(name, np.array([made], dtype=np.float64))
+        return made
 
     def problem(self, fit: Callable[[bool], Problem]) -> Problem:
         """The fitted problem that `fit` gives; told True it need not train a network, whose parameters were kept."""
-        for _, theta in self.parts.read("theta"):
+        if self.parts.files("theta"):
             problem = fit(True)
-            problem.assign(torch.as_tensor(theta).to(problem.theta))
-            return problem
+            for _, theta in self.parts.read("theta", lambda _: (problem.p,)):
+                if np.isfinite(theta).all():
+                    problem.assign(torch.as_tensor(theta).to(problem.theta))
+                    return problem
         problem = fit(False)
         self.parts.write("theta", array(problem.theta))
         return problem
@@ -158,13 +162,13 @@ class Fit:
         The name tells the number of parameters: an earlier version may have stated the same model with others.
         """
 
-        def pieces() -> FloatArray:
+        def pieces() -> int:
             out = min(TASKS * workers(self.work.n_jobs, self.parts), problem.n // 32)
             if memory is not None:
                 out = min(out, memory // (problem.p**2 * problem.X.element_size()))
-            return np.array([max(1, out)], dtype=np.float64)
+            return max(1, out)
 
-        slices = cut(problem.n, int(self.kept(f"{what}_shards", pieces)[0]))
+        slices = cut(problem.n, min(self.kept(f"{what}_shards", pieces), problem.n))
         return {f"{what}-{problem.p}-{at.start}-{at.stop}": Shard(problem.X[at], problem.y[at]) for at in slices}
 
     def factor(self, curvature: Curvature, problem: Problem, memory: int) -> Factor:
@@ -176,7 +180,7 @@ class Fit:
         calls = {name: (curvature_part, curvature, common, shard) for name, shard in shards.items()}
         order, waiting, at = list(shards), dict[str, FloatArray](), 0
         H = torch.diag(problem.penalty.double())
-        for name, matrix in computed(calls, self.parts, self.work):
+        for name, matrix in computed(calls, self.parts, self.work, lambda _: (problem.p, problem.p)):
             waiting[name] = matrix
             while at < len(order) and order[at] in waiting:
                 H += torch.as_tensor(waiting.pop(order[at])).to(H)
@@ -188,7 +192,7 @@ class Fit:
         common = Common(problem.model, problem.penalty, problem.chunk, memory, factor)
         shards = self.shards(problem, "influence")
         calls = {name: (influence_part, common, shard) for name, shard in shards.items()}
-        found = dict(computed(calls, self.parts, self.work))
+        found = dict(computed(calls, self.parts, self.work, lambda name: (2, len(shards[name].y))))
         loss, s = torch.as_tensor(np.concatenate([found[name] for name in shards], axis=1)).to(problem.X)
         return loss, s
 
@@ -203,7 +207,11 @@ def counts(
         seen = [problem.X, problem.y, problem.theta, known, X, *([] if weight is None else [weight])]
         digest = fingerprint(key, *map(array, seen))
     parts = work.parts(f"p-{digest[:16]}")
-    header = parts.open({"fingerprint": digest, "what": "counts", **grid(prepared, X, workers(work.n_jobs, parts))})
+    made = {"fingerprint": digest, "what": "counts", **grid(prepared, X, workers(work.n_jobs, parts))}
+    parts, header = parts.open(made)
+    pieces = [header.get(name) for name in ("shards", "blocks")]
+    if not all(type(at) is int and 1 <= at <= most for at, most in zip(pieces, (problem.n, max(m, 1)), strict=True)):
+        raise ValueError(f"checkpoint={str(parts.folder)!r} has a header that cannot be right; delete this folder.")
     common = Common(problem.model, problem.penalty, problem.chunk, prepared.memory, prepared.factor)
     shards = [
         Shard(problem.X[at], problem.y[at], known[:, at], None if weight is None else weight[at])
@@ -211,13 +219,22 @@ def counts(
     ]
     places = cut(m, header["blocks"])
     blocks = [Block(X[at]) for at in places]
+    # A part names the points and the objects it counts, so that it is never taken for one of another cut.
+    cuts = product(zip(places, blocks, strict=True), zip(cut(problem.n, header["shards"]), shards, strict=True))
     calls: dict[str, Call] = {
-        f"counts-{i}-{j}": (count_part, rule, common, shard, block)
-        for (j, block), (i, shard) in product(enumerate(blocks), enumerate(shards))
+        f"counts-{of.start}-{of.stop}-{at.start}-{at.stop}": (count_part, rule, common, shard, block)
+        for (at, block), (of, shard) in cuts
     }
     total = np.zeros((2, m, problem.n_classes))
-    for done, (name, part) in enumerate(computed(calls, parts, work), 1):
-        total[:, places[int(name.split("-")[2])]] += part
+
+    def rows(name: str) -> slice:
+        return slice(*map(int, name.split("-")[3:]))
+
+    def shape(name: str) -> tuple[int, ...]:
+        return 2, rows(name).stop - rows(name).start, problem.n_classes
+
+    for done, (name, part) in enumerate(computed(calls, parts, work, shape), 1):
+        total[:, rows(name)] += part
         if progress is not None:
             progress(done, len(calls))
     return total
@@ -232,10 +249,12 @@ def grid(prepared: Prepared, X: Tensor, staff: int) -> dict[str, int]:
     return {"blocks": blocks, "shards": max(1, min(shards, n // 32))}
 
 
-def computed(calls: Mapping[str, Call], parts: Parts, work: Work) -> Iterator[tuple[str, FloatArray]]:
-    """Name and content of every part: those found in the folder, then the others as they finish."""
+def computed(
+    calls: Mapping[str, Call], parts: Parts, work: Work, shape: Callable[[str], tuple[int, ...]]
+) -> Iterator[tuple[str, FloatArray]]:
+    """Name and content of every part, of these shapes: those found in the folder, then the others as they finish."""
     left, what = dict(calls), next(iter(calls)).split("-")[0]
-    for name, content in parts.read(rf"{what}-[\d-]+"):
+    for name, content in parts.read(rf"{what}-[\d-]+", lambda name: shape(name) if name in calls else None):
         if left.pop(name, None) is not None:
             yield name, content
     found = f", {len(calls) - len(left)} of them found in {str(parts.folder)!r}" if parts.folder is not None else ""

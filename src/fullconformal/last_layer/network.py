@@ -5,6 +5,7 @@ One pass suffices, and labels come with their objects, so a loader may shuffle. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from fullconformal.losses import SOFTMAX
 from fullconformal.models.networks import Backbone, is_zero_first, last_step
-from fullconformal.storage import expect, savable
+from fullconformal.storage import LIMITS, expect, require, savable
+from fullconformal.storage.modules import check_activations
 
 # Objects that go through the network together.
 BATCH = 1024
@@ -178,6 +180,9 @@ class Head:
         """A network, split at its last layer again."""
         network, name = expect(state["network"], nn.Module), expect(state["name"], str)
         layer, shape = expect(network.get_submodule(name), nn.Linear), expect(state["input_shape"], tuple)
+        sizes = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= LIMITS.numbers
+        require(sizes, "shape of objects")
+        check_activations(network, shape, 1, 0)
         return cls(Backbone(network, name), name, layer, layer.weight.device, layer.weight.dtype, shape)
 
     def penalty(self, penalties: Mapping[str, float], part: str) -> float:

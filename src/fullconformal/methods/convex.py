@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fullconformal import pvalues
@@ -41,6 +41,24 @@ def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
     return m * n_classes * (2.3e-11 * products + 9e-8 * pairs + 5e-10 * n * K**3)
 
 
+def check_memory(n: int, d: int, K: int, memory: int) -> None:
+    """Raise where the Hessian of a regression of n points on d columns, with K logits a point, does not fit."""
+    # The Hessian, its factor and two of their size while they are made; residuals and logits.
+    needed = 8 * (4 * (d * K) ** 2 + 4 * n * K)
+    if needed > memory:
+        raise MemoryError(
+            f"the Hessian of {d * K:,} parameters ({K + 1:,} classes) needs about {needed / 2**30:.2g} GiB, memory_budget is "
+            f"{memory / 2**30:.2g} GiB; raise it, or give fewer classes or columns."
+        )
+
+
+def check_bag(model: Any, bag: Bag, config: Config) -> None:
+    """The same before anything is allocated, where the columns are known, at least: no more are used than there are points."""
+    if config.head is None and bag.X.ndim == 2 and not isinstance(model, nn.Module):
+        n, d = bag.X.shape
+        check_memory(n, min(n, d), bag.n_classes - 1, config.memory)
+
+
 @savable
 class FittedSymmetric(FittedProblem):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid."""
@@ -59,6 +77,8 @@ class FittedSymmetric(FittedProblem):
         regression = Regression.of(problem)
         if regression is None:
             raise ValueError("the model is no logistic regression with one L2 penalty for all classes.")
+        n, d = regression.bag.X.shape
+        check_memory(n, d, regression.bag.K, memory)
         # Fitted now, so that what has no minimum is found now.
         regression.assign(regression.bag.base.theta)
         return cls(problem, regression, memory)
@@ -135,6 +155,7 @@ class FittedExact(FittedSymmetric):
 
 def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config) -> Any:
     """A convex model fitted to the bag; a warning where it came fitted to something else, as what it had learned is then of no use."""
+    check_bag(model, bag, config)
     problem = fit_problem(model, bag, config, linear_fit=False)
     given = problem_log_proba(problem, problem.X) if config.prefit and config.head is None else None
     fitted = kind.of(problem, config.memory)

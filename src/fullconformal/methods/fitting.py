@@ -212,6 +212,10 @@ class Piped:
         """The unit of rounding in which it gives log-probabilities of objects X."""
         return self.model.precision(X)
 
+    @property
+    def n_classes(self) -> int:
+        return self.model.n_classes
+
 
 # Log-probabilities (m, C) of objects.
 Model = LogProba | Piped

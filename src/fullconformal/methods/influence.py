@@ -22,7 +22,8 @@ from fullconformal.influence.shards import Fit
 from fullconformal.linear.span import Span, span_of
 from fullconformal.methods.base import CPU, Bag, Config, FloatArray, Method, Query
 from fullconformal.methods.fitting import L2_NETWORK, FittedProblem, fit_problem, settings_of, to_device
-from fullconformal.models.adapters import penalises
+from fullconformal.models.adapters import is_logistic, penalises
+from fullconformal.models.networks import zero_linear
 from fullconformal.models.requirements import check_outputs, check_squares, name_of, to_tensor
 from fullconformal.problem import Problem
 from fullconformal.pvalues import Counts
@@ -132,12 +133,12 @@ class Influence(Method):
     name = "influence"
 
     def fit(self, bag: Bag, config: Config) -> FittedInfluence:
-        self._check_memory(bag, config)
         span = self._span(bag, config)
         if span is not None:
             # Whose error names a column.
             check_squares(bag.X, name_of(config.dtype or torch.float64))
             bag = Bag(span.coordinates(bag.X), bag.y, bag.classes)
+        self._check_memory(bag, config)
         fit = self._shared(bag, config)
         problem = self.problem(bag, config, fit)
         choice = choice_of(problem, config)
@@ -184,12 +185,18 @@ class Influence(Method):
         return Fit.open(config.work, bag.X, bag.y, repr((*key, *how)))
 
     def _check_memory(self, bag: Bag, config: Config) -> None:
-        """Raise, before any training, where the curvature of a module cannot fit."""
-        if not isinstance(self.model, nn.Module) or config.head is not None:
+        """Raise, before any training, where the curvature of a module or of a logistic regression cannot fit."""
+        if config.head is not None:
             return
-        module = to_device(copy.deepcopy(self.model), replace(config, device=CPU))
-        x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
-        check_outputs(module, x, bag.n_classes)
+        if isinstance(self.model, nn.Module):
+            module = to_device(copy.deepcopy(self.model), replace(config, device=CPU))
+            x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
+            check_outputs(module, x, bag.n_classes)
+        elif (self.model is None or is_logistic(self.model)) and bag.X.ndim == 2 and not config.prefit:
+            x = torch.zeros(1, bag.X.shape[1], dtype=config.dtype or torch.float64)
+            module = zero_linear(bag.X.shape[1], bag.n_classes).to(x)
+        else:
+            return
         n, l2 = len(bag.y), L2_NETWORK if config.l2 is None else config.l2
         # As many points as there are, without their memory.
         X, y = x[:1].expand(n, *x.shape[1:]), torch.zeros(1, dtype=torch.long).expand(n)

@@ -301,6 +301,8 @@ class FittedNeighbors(Fitted):
         bag = expect(state["bag"], Scores)
         shapes = bag.X.ndim == 2 and bag.y.shape == bag.X.shape[:1]
         require(shapes and bool(np.isfinite(bag.X).all()), "points")
+        for part in (bag, *(getattr(bag, name) for name in ("own", "others") if hasattr(bag, name))):
+            require(1 <= getattr(part, "k", 1) <= len(bag.y), "number of neighbours")
         return cls(bag, state["model"].fit(bag.X, bag.y))
 
 

@@ -101,7 +101,7 @@ def refit_counts(
     refits = Refits.of(fit_score, X, y, n_classes, X_test, q == 1)
     parts = Work(n_jobs, checkpoint, report).parts()
     digest = fingerprint(repr((n_classes, int(q), key)), X, y, X_test)
-    parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
+    parts, _ = parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
     eps = float(np.finfo(X.dtype if X.dtype.kind == "f" else np.float64).eps) if eps is None else eps
     blocks = orders(refits, parts, eps, n_jobs, progress).reshape(m, n_classes, n)
     comparison = None if weight is None else np.asarray(weight).T
@@ -154,7 +154,14 @@ def run(
             progress(int(done.sum()), refits.total)
         return start, scores
 
-    for name, scores in parts.read(r"\d+-\d+"):
+    n = len(refits.y)
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        start, stop = map(int, name.split("-"))
+        # A fit scores a point, or all of its bag.
+        return (stop - start, 1 if refits.deleted else n + 1) if start < stop <= refits.total else None
+
+    for name, scores in parts.read(r"\d{1,12}-\d{1,12}", shape):
         yield counted(name, scores)
     before = int(done.sum())
     for fit in np.flatnonzero(~done)[:2].tolist():
@@ -176,7 +183,7 @@ def run(
 
 def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[float]]:
     """Scores (m, C) of the candidates under the fit on Z, kept or new, and the time of a new fit."""
-    for _, tau in parts.read("tau"):
+    for _, tau in parts.read("tau", lambda _: refits.candidate_hashes.shape):
         return tau, []
     began = time.perf_counter()
     tau = refits.candidate_scores()

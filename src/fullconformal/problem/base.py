@@ -25,6 +25,7 @@ from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.runtime.replicas import replica
 from fullconformal.storage import expect, require, savable
+from fullconformal.storage.modules import check_activations
 
 CHUNK = {"cpu": 1024, "cuda": 4096}  # points that go through the model together
 
@@ -287,11 +288,15 @@ class Problem:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The problem again, at the parameters it was kept at."""
-        X, y, chunk = state["X"], state["y"], expect(state["chunk"], int)
+        X, y, chunk = expect(state["X"], Tensor), expect(state["y"], Tensor), expect(state["chunk"], int)
         penalty = {expect(name, str): float(expect(value, int, float)) for name, value in state["penalty"].items()}
         labels = len(X) == len(y) > 0 and y.ndim == 1 and not y.is_floating_point()
         require(labels and bool(X.isfinite().all()), "training points")
         require(1 <= chunk <= 2**20 and all(0 <= value < math.inf for value in penalty.values()), "penalty")
-        problem = cls(state["model"], X, y, penalty, chunk, expect(state["loss"], Loss))
+        model = expect(state["model"], nn.Module)
+        largest = check_activations(model, tuple(X.shape[1:]), min(chunk, len(X)), X.numel())
+        # No more at a time than make a quarter of a billion numbers, however many objects are predicted together.
+        chunk = max(1, min(chunk, 2**28 // max(largest, 1)))
+        problem = cls(model, X, y, penalty, chunk, expect(state["loss"], Loss))
         require(set(problem.params) <= set(penalty), "penalty")
         return problem

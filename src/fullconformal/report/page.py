@@ -21,7 +21,7 @@ from fullconformal import metrics
 from fullconformal.metrics.estimates import FloatArray, encode, mean
 from fullconformal.report.objects import Sheet, rows_at, sheet
 from fullconformal.report.plots import COLOURS, STYLES
-from fullconformal.runtime.files import finished_or_nothing
+from fullconformal.runtime.files import check_writable, finished_or_nothing
 from fullconformal.sets import check_levels, check_p, members, prediction_sets
 
 # Positions of labels or objects.
@@ -48,13 +48,9 @@ def write_report(path: str | Path, p: Mapping[str, npt.ArrayLike], y: npt.ArrayL
 
 
 def check_folder(path: str | Path) -> Path:
-    """The path, or an error if its folder does not exist."""
-    path = Path(path)
-    if not path.resolve().parent.is_dir():
-        raise FileNotFoundError(
-            f"path={str(path)!r}: the folder {path.resolve().parent} does not exist; create it first."
-        )
-    return path
+    """The path, or an error if no file can be written there."""
+    check_writable(path)
+    return Path(path)
 
 
 def render_report(

@@ -6,12 +6,14 @@ import io
 import json
 import os
 import re
+import shutil
+import stat
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import sha256
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b, sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,34 @@ import numpy.typing as npt
 
 from fullconformal.pvalues import FloatArray
 
+# Not on Windows, where what a killed process left stays.
+fcntl: Any = import_module("fcntl") if os.name == "posix" else None
+
 
 @contextmanager
 def finished_or_nothing(path: Path | str) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` at the end, or is removed where anything went wrong."""
-    path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
+    """A temporary path that becomes `path` at the end, or is removed where anything went wrong.
+
+    A regular file is replaced; of a symbolic link it is the file that it points to, and the link stays. What is no regular file, a pipe or
+    a device, is written to and never replaced. What a killed process left of the same file is removed.
+    """
+    path = check_writable(path)
+    if path.exists() and not path.is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            part = Path(folder) / path.name
+            yield part
+            with open(part, "rb") as source, open(path, "wb") as target:
+                shutil.copyfileobj(source, target)
+        return
+    remove_abandoned(path.parent, path.name)
+    with renamed(path, os.replace) as part:
+        yield part
+
+
+@contextmanager
+def renamed(path: Path, rename: Callable[[str, Path], None]) -> Iterator[Path]:
+    """A temporary path in the folder of a path that is given its name at the end, or removed where anything went wrong."""
+    handle, name = held_file(path)
     try:
         yield Path(name)
         with open(name, "rb+") as file:
@@ -34,10 +57,84 @@ def finished_or_nothing(path: Path | str) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp's are private
-        os.replace(name, path)
-    except BaseException:
+        rename(name, path)
+    finally:
+        if handle is not None:
+            os.close(handle)
         Path(name).unlink(missing_ok=True)
+
+
+def held_file(path: Path) -> tuple[int | None, str]:
+    """A new file beside a path, and a handle that holds it as long as this process lives: what nobody holds was left by a killed one."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
+        if fcntl is None:
+            os.close(handle)
+            return None, name
+        # Another process may have taken it for abandoned before it was held.
+        lock(handle)
+        if os.path.exists(name):
+            return handle, name
+        os.close(handle)
+
+
+def link(name: str, path: Path) -> None:
+    """Give a file a second name if nothing has that name yet, else raise FileExistsError."""
+    try:
+        os.link(name, path)
+    except FileExistsError:
         raise
+    except OSError:  # a disk without links
+        with open(path, "xb") as target, open(name, "rb") as source:
+            shutil.copyfileobj(source, target)
+
+
+def check_writable(path: Path | str) -> Path:
+    """The path with links followed, or an error that says why no file can be written there; for use before long work."""
+    given = Path(path)
+    try:
+        if given.exists() and not given.is_file() and not given.is_dir():
+            if stat.S_ISSOCK(given.stat().st_mode) or not os.access(given, os.W_OK):
+                raise PermissionError(f"{path} cannot be written to; give the name of a file.")
+            return given
+        real = given.resolve()
+    except (ValueError, RuntimeError) as error:  # a NUL byte, a circle of links
+        raise OSError(f"{str(path)!r} names no file: {error}.") from error
+    if real.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
+    if not real.parent.is_dir():
+        raise FileNotFoundError(f"the folder {real.parent} does not exist; create it first.")
+    try:
+        # The system alone knows: rights, read-only disks, disks without room for one more name.
+        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=real.parent)
+    except OSError as error:
+        why = error.strerror or error
+        raise type(error)(f"no file can be written in {real.parent}: {why}; choose another folder.") from error
+    os.close(handle)
+    Path(name).unlink(missing_ok=True)
+    return real
+
+
+def lock(handle: int) -> bool:
+    """Hold an open file until it is closed; False where another holds it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+
+
+def remove_abandoned(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left of files whose name begins so."""
+    for part in folder.glob(".*.part") if fcntl is not None else ():
+        if part.name.startswith(f".{name[:100]}"):
+            with suppress(OSError):
+                handle = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                if stat.S_ISREG(os.fstat(handle).st_mode) and lock(handle):
+                    part.unlink()
+                os.close(handle)
 
 
 Array = npt.NDArray[Any]
@@ -54,21 +151,26 @@ def fingerprint(key: str, *arrays: Array) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """Finished parts in a folder, each file with its checksum in its name; nothing is kept where there is no folder."""
+    """Finished parts in a folder, each with a digest of its problem, its name and its content in its file's name; nothing is kept
+    where there is no folder."""
 
     folder: Path | None
     say: Report
+    #: what the parts depend on; set by `open`
+    fingerprint: str = ""
 
-    def open(self, header: dict[str, Any]) -> dict[str, Any]:
-        """Make the folder, or make sure that it holds parts of the same problem; returns the header that it was made with."""
+    def open(self, header: dict[str, Any]) -> tuple[Parts, dict[str, Any]]:
+        """The parts of the problem with the header's fingerprint, in a folder that is made or holds no others; and the header that it was
+        made with, by this process or by another that came first."""
+        opened = replace(self, fingerprint=header["fingerprint"])
         if self.folder is None:
-            return header
+            return opened, header
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(self.folder)
         path = self.folder / "header.json"
         if not path.exists() and not self.files(r".*"):
-            with finished_or_nothing(path) as part:
+            with suppress(FileExistsError), renamed(path, link) as part:
                 part.write_text(json.dumps(header, indent=1))
-            return header
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
             known = found["fingerprint"]
@@ -79,28 +181,43 @@ class Parts:
             raise ValueError(
                 f"checkpoint={str(self.folder)!r} holds {what}; choose another folder, or delete this one."
             )
-        return found
+        return opened, found
 
     def files(self, name: str) -> list[tuple[Path, re.Match[str]]]:
-        """The parts whose name matches a pattern, with name and checksum."""
+        """The parts whose name matches a pattern, with name and digest."""
         paths = [] if self.folder is None else sorted(self.folder.iterdir())
-        matches = [(path, re.fullmatch(rf"({name})\.([0-9a-f]{{8}})\.npy", path.name)) for path in paths]
+        matches = [(path, re.fullmatch(rf"({name})\.([0-9a-f]{{16}})\.npy", path.name)) for path in paths]
         return [(path, match) for path, match in matches if match]
 
-    def read(self, name: str) -> Iterator[tuple[str, FloatArray]]:
-        """Name and content of the parts whose name matches; those that are not whole are deleted, and said to be."""
+    def digest(self, name: str, content: bytes) -> str:
+        """A digest of the problem, the name and the content of a part: one of another fit, or of another name, has another."""
+        return blake2b(f"{self.fingerprint} {name} ".encode() + content, digest_size=8).hexdigest()
+
+    def read(self, name: str, shape: Callable[[str], tuple[int, ...] | None]) -> Iterator[tuple[str, FloatArray]]:
+        """Name and content of the parts whose name matches; `shape` gives that of a part by its name, None where it is of no use.
+
+        What is not whole, of another problem, of another shape, or holds NaN is deleted, and said to be.
+        """
         for path, match in self.files(name):
-            content = path.read_bytes()
-            if f"{zlib.crc32(content):08x}" == match[2]:
-                yield match[1], np.load(io.BytesIO(content), allow_pickle=False)
+            expected = shape(match[1])
+            if expected is None:
+                continue
+            try:
+                content = path.read_bytes()
+                whole = self.digest(match[1], content) == match[2]
+                part = np.load(io.BytesIO(content), allow_pickle=False) if whole else None
+            except (OSError, ValueError):
+                part = None
+            if part is not None and part.dtype.kind == "f" and part.shape == expected and not np.isnan(part).any():
+                yield match[1], part
             else:
-                path.unlink()
-                self.say(f"{path} is damaged; what it held is computed again")
+                path.unlink(missing_ok=True)
+                self.say(f"{path} is damaged, or of another problem; what it held is computed again")
 
     def write(self, name: str, content: FloatArray) -> None:
         """Add a part."""
         if self.folder is not None:
             buffer = io.BytesIO()
             np.save(buffer, content, allow_pickle=False)
-            with finished_or_nothing(self.folder / f"{name}.{zlib.crc32(buffer.getvalue()):08x}.npy") as part:
+            with renamed(self.folder / f"{name}.{self.digest(name, buffer.getvalue())}.npy", os.replace) as part:
                 part.write_bytes(buffer.getvalue())

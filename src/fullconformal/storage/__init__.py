@@ -1,6 +1,9 @@
 """Saved predictors: objects as safetensors and JSON, never pickle."""
 
 from fullconformal.storage.container import StorageError, one_line
-from fullconformal.storage.values import expect, require, savable
+from fullconformal.storage.limits import LIMITS
+from fullconformal.storage.values import conforms, defaults, expect, hints_of, parameters, require, savable
 
-__all__ = ["StorageError", "expect", "one_line", "require", "savable"]
+__all__ = [
+    "LIMITS", "StorageError", "conforms", "defaults", "expect", "hints_of", "one_line", "parameters", "require", "savable",
+]  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
+import re
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -12,31 +15,66 @@ from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import BaseEstimator, is_classifier
 
 from fullconformal.storage.container import StorageError
-from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect
+from fullconformal.storage.limits import LIMITS
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, defaults, expect
 
-# Where each class that may be loaded lives. None of them calls what it is given, the exceptions in `check`.
-HOMES = {
-    name: module
-    for module, names in {
-        "sklearn.preprocessing": (
-            "StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler", "Normalizer", "Binarizer", "OneHotEncoder",
-            "OrdinalEncoder", "QuantileTransformer", "PowerTransformer", "PolynomialFeatures", "KBinsDiscretizer",
-            "FunctionTransformer", "LabelBinarizer",
-        ),
-        "sklearn.impute": ("SimpleImputer", "MissingIndicator", "KNNImputer"),
-        "sklearn.decomposition": ("PCA", "TruncatedSVD"),
-        "sklearn.feature_selection": ("VarianceThreshold",),
-        "sklearn.compose": ("ColumnTransformer",),
-        "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
-        "sklearn.linear_model": ("LogisticRegression",),
-        "sklearn.neural_network": ("MLPClassifier",),
-        "sklearn.neighbors": ("KNeighborsClassifier",),
-        "fullconformal.models.density": ("KernelDensityClassifier",),
-    }.items()
-    for name in names
+# Where each class that may be loaded lives, and what its `fit` learns: attributes, and the kinds of value they may have (see `is_a`).
+# Nothing else is saved, and nothing else is set on what is loaded. None of the classes calls what it is given, but for `check`.
+LEARNED = {
+    "sklearn.preprocessing": {
+        "StandardScaler": "mean_:(d)|none var_:(d)|none scale_:(d)|none n_samples_seen_:number|(d)",
+        "MinMaxScaler": "scale_:(d) min_:(d) data_min_:(d) data_max_:(d) data_range_:(d) n_samples_seen_:number",
+        "MaxAbsScaler": "max_abs_:(d) scale_:(d) n_samples_seen_:number|(d)",
+        "RobustScaler": "center_:(d)|none scale_:(d)|none",
+        "Normalizer": "",
+        "Binarizer": "",
+        "OneHotEncoder": "categories_:labels* drop_idx_:labels|none _drop_idx_after_grouping:labels|none _n_features_outs:count* "
+        "_infrequent_enabled:flag _infrequent_indices:(k)* _default_to_infrequent_mappings:(k)*",
+        "OrdinalEncoder": "categories_:labels* _missing_indices:counts _infrequent_enabled:flag _infrequent_indices:(k)* "
+        "_default_to_infrequent_mappings:(k)*",
+        "QuantileTransformer": "n_quantiles_:count references_:(q) quantiles_:(qd)",
+        "PowerTransformer": "lambdas_:(d) _scaler:StandardScaler",
+        "PolynomialFeatures": "",
+        "KBinsDiscretizer": "bin_edges_:(k)* n_bins_:(d) _encoder:OneHotEncoder",
+        "FunctionTransformer": "",
+        "LabelBinarizer": "classes_:labels y_type_:text sparse_input_:flag",
+    },
+    "sklearn.impute": {
+        "SimpleImputer": "statistics_:labels indicator_:MissingIndicator|none _fit_dtype:dtype _fill_dtype:dtype",
+        "MissingIndicator": "features_:(k) _n_features:count _precomputed:flag",
+        "KNNImputer": "_fit_X:(nd) _mask_fit_X:(nd) _valid_mask:(d) indicator_:MissingIndicator|none",
+    },
+    "sklearn.decomposition": {
+        "PCA": "components_:(kd) mean_:(d) explained_variance_:(k) explained_variance_ratio_:(k) singular_values_:(k) "
+        "noise_variance_:number n_components_:count n_samples_:count _fit_svd_solver:text",
+        "TruncatedSVD": "components_:(kd) explained_variance_:(k) explained_variance_ratio_:(k) singular_values_:(k)",
+    },
+    "sklearn.feature_selection": {"VarianceThreshold": "variances_:(d)"},
+    "sklearn.compose": {
+        "ColumnTransformer": "transformers_:step* _columns:columns* _transformer_to_input_indices:named _remainder:step "
+        "sparse_output_:flag output_indices_:named",
+    },
+    "sklearn.pipeline": {"Pipeline": "", "FeatureUnion": ""},
+    "sklearn.linear_model": {"LogisticRegression": "classes_:labels coef_:(kd) intercept_:(k) n_iter_:(i)"},
+    "sklearn.neural_network": {
+        "MLPClassifier": "coefs_:(ab)* intercepts_:(a)* classes_:labels n_layers_:count n_outputs_:count out_activation_:text "
+        "loss:text loss_:number _label_binarizer:LabelBinarizer n_iter_:count t_:count loss_curve_:number* best_loss_:number|none "
+        "validation_scores_:number*|none best_validation_score_:number|none",
+    },
+    # Their points are kept, and learnt again.
+    "sklearn.neighbors": {"KNeighborsClassifier": "X:points y:labels"},
+    "fullconformal.models.density": {"KernelDensityClassifier": "X_:(nd) y_:(n) classes_:labels"},
 }  # fmt: skip
+HOMES = {name: module for module, classes in LEARNED.items() for name in classes}
+# What any of them may have learnt.
+COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:output"
 # Left behind: the state of training, which no prediction needs.
-DROPPED = {"_optimizer", "_random_state", "_no_improvement_count"}
+DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
+# What whoever loads a file decides, and no file: such a parameter has its default.
+OURS = {"memory", "n_jobs", "verbose"}
+# Those that make more columns than they are given, and where those that put columns side by side have their steps.
+UNIONS = {"Pipeline": "steps", "FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
+MAKERS = {"PolynomialFeatures", "OneHotEncoder", "FeatureUnion", "ColumnTransformer"}
 
 
 def home(name: str) -> Any:
@@ -44,7 +82,13 @@ def home(name: str) -> Any:
     return getattr(import_module(HOMES[name]), name)
 
 
-def pack_estimator(estimator: Any, _: Packer) -> dict[str, Any]:
+@cache
+def kinds_of(name: str) -> dict[str, str]:
+    """By the attribute that a class learns, the kinds of value it may have."""
+    return dict(part.split(":") for part in f"{LEARNED[HOMES[name]][name]} {COMMON}".split())
+
+
+def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     """Class, parameters and fitted attributes of an estimator."""
     cls = type(estimator)
     if cls.__name__ not in HOMES or home(cls.__name__) is not cls:
@@ -53,48 +97,143 @@ def pack_estimator(estimator: Any, _: Packer) -> dict[str, Any]:
             other = "these files hold numbers and no programs; a pickle keeps any classifier, for those who trust it"
         raise StorageError(f"{cls.__module__}.{cls.__qualname__} cannot be saved; {other}.")
     params = estimator.get_params(deep=False)
-    if "memory" in params:
-        params["memory"] = None  # a cache of this machine
     fitted = {name: value for name, value in vars(estimator).items() if name not in params and name not in DROPPED}
+    params |= defaults(cls, OURS)
     check(cls.__name__, params)
-    if "_fit_X" in fitted and cls.__name__ == "KNeighborsClassifier":  # its tree is planted again
-        fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]}
+    if cls.__name__ == "KNeighborsClassifier":
+        # Its tree is planted again.
+        fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]} if "_fit_X" in fitted else {}
+    if cls.__name__ == "PolynomialFeatures":
+        fitted = {name: value for name, value in fitted.items() if name in kinds_of(cls.__name__)}
+    if "bin_edges_" in fitted:
+        fitted["bin_edges_"] = list(fitted["bin_edges_"])
+    check_fitted(cls.__name__, fitted)
+    if cls.__name__ in MAKERS:
+        packer.widest = max(packer.widest, width(estimator))
     return {"class": cls.__name__, "params": params, "fitted": fitted}
 
 
-def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
+def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
     """The estimator again."""
     name = among(values["class"], HOMES)
     params, fitted = expect(values["params"], dict), expect(values["fitted"], dict)
     check(name, params)
     cls = home(name)
-    estimator = cls(**params)
-    if name == "KNeighborsClassifier" and "X" in fitted:
+    estimator = cls(**params | defaults(cls, OURS))
+    check_fitted(name, fitted)
+    if name == "KNeighborsClassifier" and fitted:
         return estimator.fit(fitted["X"], fitted["y"])
-    for attribute in fitted:
-        if attribute.startswith("__") or callable(getattr(cls, attribute, None)):
-            raise StorageError(f"{name} has no fitted attribute {attribute[:60]!r}")
+    if fitted.get("n_features_in_", 0) > max(unpacker.size, LIMITS.sparse_columns):
+        raise StorageError(f"{name} has more columns than a file of its size can bear out")
+    if name == "PolynomialFeatures" and fitted:
+        learn_polynomials(estimator, fitted, LIMITS.columns(unpacker.size))
+    if "bin_edges_" in fitted:
+        edges = np.empty(len(fitted["bin_edges_"]), dtype=object)
+        edges[:] = fitted["bin_edges_"]
+        fitted["bin_edges_"] = edges
     vars(estimator).update(fitted)
+    if name in MAKERS and width(estimator) > LIMITS.columns(unpacker.size):
+        raise StorageError(f"{name} makes {width(estimator):,} columns, more than a file of its size can bear out")
     return estimator
 
 
+def check_fitted(name: str, fitted: dict[str, Any]) -> None:
+    """Raise unless a class learns these attributes, and their values are of the kinds it learns; letters of shapes stand for one size."""
+    kinds, sizes = kinds_of(name), {"d": fitted["n_features_in_"]} if "n_features_in_" in fitted else {}
+    for attribute, value in fitted.items():
+        if attribute not in kinds:
+            raise StorageError(f"{name} learns no attribute {str(attribute)[:60]!r} that can be saved or loaded")
+        if not any(is_a(value, kind, sizes) for kind in kinds[attribute].split("|")):
+            raise StorageError(f"{attribute} of {name} is not what it should be")
+
+
+def is_a(value: Any, kind: str, sizes: dict[str, int]) -> bool:
+    """Whether a value is of a kind: "(kd)" is an array of numbers of shape (k, d), "x*" a list of x, a name a class of `HOMES`."""
+    if kind.endswith("*"):
+        # Shapes may differ from one to the next.
+        return isinstance(value, list) and all(item is None or is_a(item, kind[:-1], {}) for item in value)
+    if kind in HOMES:
+        return type(value).__name__ == kind and type(value) is home(kind)
+    if shape := re.fullmatch(r"\((\w+)\)", kind):
+        numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim == len(shape[1])
+        return numbers and all(
+            sizes.setdefault(at, size) == size for at, size in zip(shape[1], value.shape, strict=True)
+        )
+    whole = type(value) is int or isinstance(value, np.integer)
+    tests: dict[str, Callable[[], bool]] = {
+        "none": lambda: value is None,
+        "flag": lambda: isinstance(value, (bool, np.bool_)),
+        "count": lambda: whole and value >= 0,
+        "number": lambda: whole or type(value) is float or isinstance(value, np.floating),
+        "text": lambda: isinstance(value, str),
+        "dtype": lambda: isinstance(value, np.dtype),
+        "labels": lambda: isinstance(value, np.ndarray) and value.ndim == 1,
+        "points": lambda: isinstance(value, (np.ndarray, csr_matrix, csr_array)) and value.ndim == 2,
+        "columns": lambda: columns(value),
+        # A name, a transformer or what stands for one, and its columns.
+        "step": lambda: isinstance(value, tuple) and len(value) == 3 and transforms(value[1]) and columns(value[2]),
+        "counts": lambda: isinstance(value, dict) and all(is_a(item, "count", {}) for item in value.values()),
+        "named": lambda: isinstance(value, dict) and all(isinstance(at, str) for at in value)
+        and all(isinstance(item, (list, np.ndarray, slice)) for item in value.values()),
+        "output": lambda: isinstance(value, dict) and set(value) == {"transform"} and value["transform"] in (None, "default", "pandas"),
+    }  # fmt: skip
+    return tests[kind]()
+
+
+def columns(value: Any) -> bool:
+    """Whether a value says which columns are meant: names, numbers, truth values or a slice."""
+    if isinstance(value, list):
+        return all(isinstance(item, (str, int)) for item in value)
+    return isinstance(value, (str, int, slice)) or (isinstance(value, np.ndarray) and value.ndim == 1)
+
+
+def transforms(value: Any) -> bool:
+    """Whether a value may be a step of a ColumnTransformer."""
+    return value in ("drop", "passthrough") if isinstance(value, str) else type(value).__name__ in HOMES
+
+
+def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None:
+    """Let PolynomialFeatures count its columns itself, if there are no more than so many."""
+    degree = estimator.degree[-1] if isinstance(estimator.degree, tuple) else estimator.degree
+    d = fitted["n_features_in_"]
+    # Powers of at most this degree; those of distinct columns are among them.
+    if type(degree) is not int or not 0 <= degree <= 2**10 or math.comb(d + min(degree, most), degree) > most:
+        raise StorageError(
+            f"PolynomialFeatures of degree {degree!r} makes more columns than a file of its size can bear out"
+        )
+    estimator.fit(np.zeros((1, d)))
+
+
+def width(estimator: Any) -> int:
+    """Columns that a transformer makes; of a Pipeline, those of its widest step."""
+    name = type(estimator).__name__
+    if name in UNIONS:
+        inner = [step[1] for step in getattr(estimator, UNIONS[name], [])]
+        if sum(step == "passthrough" for step in inner if isinstance(step, str)) > 1:
+            raise StorageError(f"{name} passes the same columns on more than once")
+        widths = [width(step) for step in inner if isinstance(step, BaseEstimator)]
+        return max(widths, default=0) if name == "Pipeline" else sum(widths)
+    if name == "PolynomialFeatures":
+        return int(getattr(estimator, "n_output_features_", 0))
+    if name == "OneHotEncoder":
+        return sum(getattr(estimator, "_n_features_outs", ()))
+    if hasattr(estimator, "_encoder"):
+        return width(estimator._encoder)
+    return int(vars(estimator).get("n_features_in_", 0))
+
+
 def check(name: str, params: dict[str, Any]) -> None:
-    """Raise where an estimator would call a function, or read and write a cache."""
+    """Raise where an estimator would call a function, or cannot be made the same again."""
     if any(params.get(key) is not None for key in ("func", "inverse_func")):
         raise StorageError(
             f"{name} holds a function, which no file is let carry; apply it to the data outside the predictor."
         )
-    if params.get("memory") is not None:
-        raise StorageError(f"{name} asks for a cache on disk, which no file is let do")
     state = params.get("random_state")
     if state is not None and type(state) is not int:
         raise StorageError(f"{name} holds random_state={state!r}, which cannot be saved; give a whole number.")
 
 
 KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)
-
-
-MOST_COLUMNS = 2**22  # of a sparse matrix: no number bears out the empty ones, and transformers may make it dense
 
 
 def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:
@@ -113,8 +252,10 @@ def unpack_frame(values: dict[str, Any], _: Unpacker) -> pd.DataFrame:
 
 def pack_sparse(X: Any, _: Packer) -> dict[str, Any]:
     """The numbers of a matrix in rows, and where they are."""
-    if X.shape[1] > MOST_COLUMNS:
-        raise StorageError(f"a sparse matrix of {X.shape[1]:,} columns cannot be saved; {MOST_COLUMNS:,} are allowed.")
+    if X.shape[1] > LIMITS.sparse_columns:
+        raise StorageError(
+            f"a sparse matrix of {X.shape[1]:,} columns cannot be saved; {LIMITS.sparse_columns:,} are allowed."
+        )
     return {"data": X.data, "indices": X.indices, "indptr": X.indptr, "n_columns": X.shape[1]}
 
 
@@ -125,7 +266,7 @@ def unpack_sparse(cls: type[Any], values: dict[str, Any], _: Unpacker) -> Any:
     numbers = all(
         part.ndim == 1 and part.dtype.kind in kinds for part, kinds in zip(parts, ("biuf", "i", "i"), strict=True)
     )
-    if not numbers or not len(parts[2]) or not 0 <= n_columns <= MOST_COLUMNS:
+    if not numbers or not len(parts[2]) or not 0 <= n_columns <= LIMITS.sparse_columns:
         raise StorageError("a sparse matrix is not what it should be")
     X = cls(parts, shape=(len(parts[2]) - 1, n_columns))
     X.check_format(full_check=True)

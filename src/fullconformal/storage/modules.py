@@ -6,7 +6,8 @@ and is loaded only by someone who gives one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 
 from fullconformal.storage.container import StorageError, one_line
-from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect
+from fullconformal.storage.limits import LIMITS
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect, require
 
 CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
 NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
@@ -47,7 +49,6 @@ LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
 WRAPPERS: dict[str, tuple[Callable[..., nn.Module], str, str]] = {}
 # Sizes that no weight bears out; large ones would make a small file fill the memory at its first forward pass.
 UNPROVED = {"kernel_size", "stride", "padding", "dilation", "output_size"}
-LARGEST = 256
 
 
 class Factory:
@@ -139,7 +140,7 @@ def allowed(arguments: dict[str, Any]) -> bool:
         parts = value if isinstance(value, tuple) else (value,)
         if not all(part is None or isinstance(part, (bool, int, float, str)) for part in parts):
             return False
-        if name in UNPROVED and any(isinstance(part, int) and not 0 <= part <= LARGEST for part in parts):
+        if name in UNPROVED and any(isinstance(part, int) and not 0 <= part <= LIMITS.unproved for part in parts):
             return False
     return True
 
@@ -152,7 +153,7 @@ def gives(factory: Factory, module: nn.Module) -> bool:
 
 def unpack_module(values: dict[str, Any], unpacker: Unpacker) -> nn.Module:
     """The module again, with the weights of the file; nothing is allocated for layers before their weights are there."""
-    module = build(expect(values["layers"], dict), unpacker.factory)
+    module = build(expect(values["layers"], dict), unpacker)
     put_weights(module, expect(values["state"], dict))
     tensors = [*module.parameters(), *module.buffers()]
     if any(value.is_meta or (value.is_floating_point() and not torch.isfinite(value).all()) for value in tensors):
@@ -183,30 +184,98 @@ def put_weights(module: nn.Module, state: dict[str, Any]) -> None:
     module.load_state_dict(state)
 
 
-def build(node: dict[str, Any], factory: Factory | None) -> nn.Module:
+def build(node: dict[str, Any], unpacker: Unpacker) -> nn.Module:
     """Layers without weights, or what the factory returns where the file asks for one."""
-    layer = node["layer"]
+    layer, factory = node["layer"], unpacker.factory
+    unpacker.take(LIMITS.layer)
     if layer == "factory":
         if factory is None:
             raise StorageError(
                 f"its network was made by {str(node.get('name'))[:100]!r}, and no file is let import code: where you trust it, "
                 "pass it to load(path, factory=...) (on the command line: --model)"
             )
-        return factory()
+        made: nn.Module = factory()
+        return made
     if layer == "Sequential":
         parts = nn.Sequential()
         for name, inner in expect(node["inner"], list):
-            parts.add_module(expect(name, str), build(expect(inner, dict), factory))
+            parts.add_module(expect(name, str), build(expect(inner, dict), unpacker))
         return parts
     if layer in WRAPPERS:
         cls, _, name = WRAPPERS[layer]
-        return cls(build(expect(node["inner"], dict), factory), expect(node[name], str))
+        return cls(build(expect(node["inner"], dict), unpacker), expect(node[name], str))
     cls, names = LAYERS[among(layer, LAYERS)]
     arguments = expect(node["arguments"], dict)
     if sorted(arguments) != sorted(names) or not allowed(arguments):
         raise StorageError(f"the arguments of {layer} are not what they should be")
     with torch.device("meta"):
         return cls(**arguments)
+
+
+def activations(module: nn.Module, shape: tuple[int, ...]) -> list[int]:
+    """How many numbers each of the known layers makes of one object of a shape, without making them.
+
+    Padding and pooling make large arrays of small ones, and no weight bears them out. A factory's layers are the loader's own code.
+    """
+    if type(module).__name__ in WRAPPERS:
+        return activations(getattr(module, WRAPPERS[type(module).__name__][1]), shape)
+    sizes: list[int] = []
+    for layer in leaves(module):
+        shape = shape_after(layer, shape)
+        sizes.append(math.prod(shape))
+    return sizes
+
+
+def leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a sequence, and of the sequences in it, in their order."""
+    for part in module if isinstance(module, nn.Sequential) else [module]:
+        if isinstance(part, nn.Sequential):
+            yield from leaves(part)
+        else:
+            yield part
+
+
+def shape_after(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of what a known layer makes of an object of a shape."""
+    name = type(layer).__name__
+    if isinstance(layer, nn.Linear):
+        return (*shape[:-1], layer.out_features)
+    if isinstance(layer, nn.Flatten):
+        # Among the object's own axes, which come behind that of the objects.
+        start, stop = (at - 1 if at > 0 else at + len(shape) for at in (layer.start_dim, layer.end_dim))
+        return (*shape[: max(start, 0)], math.prod(shape[max(start, 0) : stop + 1]), *shape[stop + 1 :])
+    known = name in LAYERS and type(layer) is LAYERS[name][0]
+    if not known or not UNPROVED & set(LAYERS[name][1]):
+        return shape
+    places = int(name[-2])
+    require(len(shape) == places + 1, "shape of objects")
+
+    def each(argument: str, default: int = 1) -> tuple[Any, ...]:
+        value = getattr(layer, argument, default)
+        return value if isinstance(value, tuple) else (value,) * places
+
+    channels = getattr(layer, "out_channels", shape[0])
+    if hasattr(layer, "output_size"):
+        out = [old if new is None else new for old, new in zip(shape[1:], each("output_size"), strict=True)]
+    elif layer.padding == "same":
+        out = list(shape[1:])
+    else:
+        padding = (0,) * places if layer.padding == "valid" else each("padding")
+        steps = zip(shape[1:], each("kernel_size"), each("stride"), padding, each("dilation"), strict=True)
+        # Rounded up, as some pools are told to.
+        out = [max(0, -((d * (k - 1) + 1 - n - 2 * p) // s) + 1) for n, k, s, p, d in steps]
+    return (channels, *out)
+
+
+def check_activations(module: nn.Module, shape: tuple[int, ...], rows: int, numbers: int) -> int:
+    """The largest array a loaded network makes of an object of a shape; an error where so many rows in the file would make too much."""
+    sizes = activations(module, shape)
+    total = rows * sum(sizes)
+    require(
+        total <= LIMITS.activations(numbers + sum(q.numel() for q in module.parameters())),
+        f"network, which makes {total:,} numbers of its {rows:,} objects,",
+    )
+    return max(sizes, default=0)
 
 
 KINDS["module"] = Kind(nn.Module, pack_module, unpack_module)

@@ -5,11 +5,12 @@ A class joins the list by the decorator `savable`; nothing else in a file can na
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import MISSING, fields
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor
 
 from fullconformal.storage.container import StorageError, raw_bytes
+from fullconformal.storage.limits import LIMITS
 
 NUMERIC = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
 DTYPES = {*NUMERIC, "object"}
-LARGEST_ARRAY = 2**26  # bytes of an array of fixed-width strings, which may be far wider than its text
 
 
 class Kind(NamedTuple):
@@ -78,6 +79,8 @@ class Packer:
         self.names: dict[bytes, str] = {}
         self.factory = factory  # how modules are made that cannot be described
         self.inside: list[str] = []  # the classes being packed, for errors
+        self.copies = 0  # bytes that all values will take together, those that are kept once and named often included
+        self.widest = 0  # columns that a transformer makes
 
     def pack(self, value: Any) -> Any:
         """JSON of a value, or a `StorageError` that names its class."""
@@ -103,6 +106,7 @@ class Packer:
             if cls in self.by_class:
                 name, kind = self.by_class[cls]
                 self.inside.append(type(value).__name__)
+                self.copies += LIMITS.value
                 packed = {"is": name, **{key: self.pack(part) for key, part in kind.pack(value, self).items()}}
                 self.inside.pop()
                 return packed
@@ -132,10 +136,12 @@ class Packer:
         if value.dtype.kind not in "UO":
             raise StorageError(f"an array of dtype {value.dtype} cannot be saved.")
         dtype = value.dtype.str if value.dtype.kind == "U" else "object"
+        self.copies += value.nbytes
         return {"is": "objects", "dtype": dtype, "shape": list(value.shape), "items": self.pack(value.ravel().tolist())}
 
     def _tensor(self, value: Tensor) -> dict[str, Any]:
         """Where a tensor is kept, and the order of its axes in memory: products may depend on it in the last bit."""
+        self.copies += value.nbytes
         strides = value.stride()
         order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
         kept = value.detach().cpu().permute(order)
@@ -148,10 +154,21 @@ class Packer:
 
 
 class Unpacker:
-    """Turns JSON back into values; anything unexpected is an error."""
+    """Turns JSON back into values; anything unexpected is an error, and so is more memory than a file of this size may take."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], device: Any = "cpu", factory: Any = None):
+    def __init__(self, tensors: Mapping[str, Tensor], device: Any = "cpu", factory: Any = None, text: int = 0):
+        """Tensors of the file, and the length of its text."""
         self.tensors, self.device, self.factory = tensors, torch.device(device), factory
+        self.size = text + sum(value.nbytes for value in tensors.values())
+        self.left = LIMITS.memory(self.size)
+
+    def take(self, size: int) -> None:
+        """Raise where so many bytes are more than what is left to this file."""
+        self.left -= size
+        if self.left < 0:
+            raise StorageError(
+                f"it asks for more memory than the {LIMITS.memory(self.size):,} bytes that a file of its size may take"
+            )
 
     def unpack(self, node: Any) -> Any:
         """The value of a JSON node."""
@@ -161,6 +178,7 @@ class Unpacker:
             return [self.unpack(item) for item in node]
         tag = node["is"]
         if tag in KINDS:
+            self.take(LIMITS.value)
             return KINDS[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
         reader = {
             "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
@@ -192,7 +210,8 @@ class Unpacker:
         if any(type(axis) is not int for axis in order) or sorted(order) != list(range(kept.ndim)):
             raise StorageError("an array's axes are not in any order")
         value = kept.permute([order.index(axis) for axis in range(kept.ndim)])
-        # Each value has memory of its own, as before it was saved.
+        # Each value has memory of its own, as before it was saved: who changes one in place changes no other.
+        self.take(kept.nbytes)
         return value.to(self.device, copy=True) if node["is"] == "tensor" else np.array(value.numpy(), order="K")
 
     def _objects(self, node: dict[str, Any]) -> Any:
@@ -203,8 +222,7 @@ class Unpacker:
         if any(not (item is None or isinstance(item, (str, bool, int, float, np.generic))) for item in items):
             raise StorageError("an array of objects holds something else than labels")
         dtype = np.dtype(object) if node["dtype"] == "object" else strings(expect(node["dtype"], str))
-        if dtype.itemsize * len(items) > LARGEST_ARRAY:
-            raise StorageError("an array of strings is too large")
+        self.take(dtype.itemsize * len(items))
         out = np.empty(len(items), dtype=dtype)
         out[:] = items
         return out.reshape(shape)
@@ -212,7 +230,9 @@ class Unpacker:
 
 def strings(name: str) -> Any:
     """The dtype of fixed-width strings, such as "<U5"."""
-    if not (name[:2] in ("<U", ">U") and name[2:].isascii() and name[2:].isdigit() and len(name) < 10):
+    digits = name[2:]
+    known = name[:2] in ("<U", ">U") and digits.isascii() and digits.isdigit() and len(name) < 11
+    if not known or int(digits) > LIMITS.word:
         raise StorageError(f"{name[:20]!r} is no dtype of strings")
     return np.dtype(name)
 
@@ -239,6 +259,24 @@ def among(value: Any, allowed: Any) -> Any:
     return value
 
 
+def defaults(cls: Any, names: Set[str]) -> dict[str, Any]:
+    """The defaults of those of the named parameters that a constructor has."""
+    known = parameters(cls)
+    return {name: known[name] for name in names if name in known}
+
+
+@cache
+def parameters(cls: Any) -> dict[str, Any]:
+    """The parameters of a constructor, with their defaults."""
+    return {name: one.default for name, one in inspect.signature(cls).parameters.items()}
+
+
+@cache
+def hints_of(cls: Any) -> dict[str, Any]:
+    """The types that a class and its bases annotate, by name."""
+    return typing.get_type_hints(cls)
+
+
 def state_of_fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -249,7 +287,7 @@ def from_fields(cls: Any, values: dict[str, Any]) -> Any:
 
     Fields with a default may be missing: a file that was written before they were added does not know them.
     """
-    hints, names = typing.get_type_hints(cls), {field.name for field in fields(cls)}
+    hints, names = hints_of(cls), {field.name for field in fields(cls)}
     needed = {field.name for field in fields(cls) if field.default is MISSING}
     if not needed <= set(values) <= names or not all(conforms(part, hints[name]) for name, part in values.items()):
         raise StorageError(f"the fields of {cls.__name__} are not what they should be")
@@ -264,14 +302,14 @@ def exactly(cls: type, value: Any) -> Any:
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type: classes, unions of them, lists and arrays."""
+    """Whether a value is of an annotated type: classes, unions of them, lists, tuples of any length, and arrays."""
     origin = typing.get_origin(hint)
     if hasattr(origin, "__value__"):  # a named alias with arguments, which NDArray is in some versions of NumPy
         return conforms(value, origin.__value__[typing.get_args(hint)])
     if origin in (typing.Union, types.UnionType):
         return any(conforms(value, part) for part in typing.get_args(hint))
-    if origin is list:
-        return isinstance(value, list) and all(conforms(item, typing.get_args(hint)[0]) for item in value)
+    if origin is list or (origin is tuple and typing.get_args(hint)[-1] is Ellipsis):
+        return isinstance(value, origin) and all(conforms(item, typing.get_args(hint)[0]) for item in value)
     if origin is np.ndarray:
         scalar = typing.get_args(typing.get_args(hint)[1])[0]
         return isinstance(value, np.ndarray) and (scalar is Any or np.issubdtype(value.dtype, scalar))
