@@ -1,4 +1,4 @@
-"""What the commands share: options, messages, reading and writing tables, loading predictors."""
+"""What the commands share: messages, reading and writing tables, loading predictors."""
 
 from __future__ import annotations
 
@@ -19,22 +19,6 @@ from fullconformal.cli.schema import Schema, TableError, check_name, listed, str
 from fullconformal.runtime.files import finished_or_nothing
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
-PATH = click.Path(path_type=Path)
-LEVEL = click.FloatRange(0, 1, min_open=True, max_open=True)
-
-drop_option = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out; can be repeated.")
-missing_option = click.option("--drop-missing", is_flag=True, help="Leave out rows whose target is missing.")
-seed_option = click.option("--seed", type=int, default=0, show_default=True, help="The random seed.")
-quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-model_option = click.option(
-    "--model", default="lr", show_default=True, metavar="lr|mlp|MODULE:FACTORY",
-    help="Logistic regression, a network with one hidden layer, or your own function that returns a torch module.",
-)  # fmt: skip
-factory_option = click.option(
-    "--model", default=None, metavar="MODULE:FACTORY",
-    help="The function that returns the network, if the predictor was fitted with one.",
-)  # fmt: skip
 
 
 class Printer:
