@@ -14,17 +14,20 @@ from fullconformal.cli.options import LEVEL, PATH
 @click.argument("predictor", type=PATH)
 @click.argument("table", type=PATH)
 @click.option("-o", "--out", type=PATH, default=Path("-"), show_default=True,
-              help="The file to write the sets to: .csv or .parquet, or - for standard output.")  # fmt: skip
+              help="The file to write the sets to: .csv, .tsv or .parquet, or - for standard output.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, multiple=True, help="A confidence level; can be repeated.")
 @click.option("--keep", multiple=True, metavar="COLUMN", help="A column of the table to copy; can be repeated.")
+@click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
+@click.option("--never-empty", is_flag=True, help="Put the likeliest label into sets that would be empty.")
+@options.sep_option
 @options.factory_option
 @options.quiet_option
 @options.json_option
 def predict(
-    predictor: Path, table: Path, out: Path, confidence: tuple[float, ...], keep: tuple[str, ...], model: str | None,
-    quiet: bool, as_json: bool,
+    predictor: Path, table: Path, out: Path, confidence: tuple[float, ...], keep: tuple[str, ...], class_conditional: bool,
+    never_empty: bool, sep: str | None, model: str | None, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Compute the prediction sets of the saved PREDICTOR for the rows of TABLE (CSV or Parquet).
+    """Compute the prediction sets of the saved PREDICTOR for the rows of TABLE (CSV, TSV, Excel or Parquet).
 
     The output has these columns: the likeliest label, the set at each confidence level (labels joined by |), and the p-value of every
     label. If TABLE has the column to predict, the coverage is printed.
@@ -36,14 +39,15 @@ def predict(
     from fullconformal.sets import prediction_sets
 
     tables.check_output(out, predictor, table)
+    tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
-    clf, schema = tables.load_with_schema(predictor, model)
+    clf, schema, notes = tables.load_with_schema(predictor, model)
     # In CSV files, columns that are copied are kept as they are written.
     copied = [] if tables.is_parquet(out) else [name for name in keep if name not in schema.numbers]
-    frame = tables.read_new(table, clf, schema, copied)
+    frame = tables.read_new(table, clf, schema, copied, sep)
     for name in keep:
         check_name(frame, name, "--keep")
-    X = tables.objects_of(frame, clf, schema, printer)
+    X = tables.objects_of(frame, clf, schema, notes, printer)
     joined = [str(label) for label in clf.classes_ if "|" in str(label)]
     if joined and not tables.is_parquet(out):
         printer.note(
@@ -51,12 +55,15 @@ def predict(
         )
     levels = sorted(set(confidence)) or [clf.confidence_level]
     with printer.warnings_as_notes():
+        if class_conditional:
+            clf.set_params(class_conditional=True)
         # Warns if there are too few training points for a level, which the p-values of all rows do not.
         clf.warn_unreachable(np.asarray(levels))
         clf.set_params(verbose=printer.verbose)
         p = clf.predict_epsilon(X)
         point = clf.predict(X)
-    sets = prediction_sets(p, levels)
+        proba = clf.predict_proba(X) if never_empty else None
+    sets = prediction_sets(p, levels, allow_empty=not never_empty, proba=proba)
     facts = outputs.measure(sets, levels, *outputs.true_labels(frame, schema.target, clf.classes_, printer))
     written = outputs.as_frame(frame[list(keep)], clf.classes_, point, p, sets, levels, tables.is_parquet(out))
     tables.write_table(written, out)
@@ -106,26 +113,29 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
 @click.option("--title", default=None, help="The title of the page; by default it names the two files.")
 @options.factory_option
 @options.missing_option
+@options.sep_option
 @options.quiet_option
 def report(
-    predictor: Path, table: Path, out: Path, title: str | None, model: str | None, drop_missing: bool, quiet: bool
-) -> None:
-    """Write an HTML page about the sets of the saved PREDICTOR for the labelled rows of TABLE (CSV or Parquet).
+    predictor: Path, table: Path, out: Path, title: str | None, model: str | None, drop_missing: bool, sep: str | None,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """Write an HTML page about the sets of the saved PREDICTOR for the labelled rows of TABLE (CSV, TSV, Excel or Parquet).
 
     Use rows that it was not fitted on.
     """
     from fullconformal.cli import tables
 
     tables.check_output(out, predictor, table)
+    tables.check_format(out, ".html", ".htm")
     printer = tables.Printer(quiet)
-    clf, schema = tables.load_with_schema(predictor, model)
-    frame = tables.read_new(table, clf, schema)
+    clf, schema, notes = tables.load_with_schema(predictor, model)
+    frame = tables.read_new(table, clf, schema, sep=sep)
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
     y = schema.labels(frame)
     unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))
     if unknown:
         raise ValueError(f"{table} has labels that {predictor} does not know: {unknown[:5]}; leave these rows out.")
-    X = tables.objects_of(frame, clf, schema, printer)
+    X = tables.objects_of(frame, clf, schema, notes, printer)
     clf.set_params(verbose=printer.verbose)
     with printer.warnings_as_notes():
         clf.report(X, y, out, title=title or f"{predictor.stem} on {table.name}")

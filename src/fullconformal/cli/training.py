@@ -26,22 +26,25 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
 @options.drop_option
+@options.categorical_option
+@options.sep_option
 @options.missing_option
 @options.seed_option
 @options.quiet_option
 @options.json_option
 def fit(
     table: Path, target: str, out: Path, model: str, method: str, confidence: float, class_conditional: bool,
-    drop: tuple[str, ...], drop_missing: bool, seed: int, quiet: bool, as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Fit a predictor to all rows of TABLE (CSV or Parquet) and save it."""
+    """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
     from fullconformal.cli import tables
     from fullconformal.cli.schema import listed
 
     tables.check_output(out, table)
     model = checked_model(model)
     printer = tables.Printer(quiet, as_json)
-    schema, X, y = tables.read_training(table, target, drop, drop_missing, printer)
+    schema, X, y = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
     printer.say(
         f"{table.name}: {len(y):,} rows, {len(schema.numbers)} numeric and {len(schema.categories)} categorical columns; {target!r} has "
@@ -67,6 +70,7 @@ def fit(
     printer.say(f"method {clf.method_}: {'; '.join(reasons)}" if reasons else f"method {clf.method_}")
     factory = None if model in MODELS else model
     notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
+    notes["rows"] = tables.marks_as_text(X)
     save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
     printer.json({
         "rows": len(y), "method": clf.method_, "model": model, "confidence_level": confidence, "classes": sizes,
@@ -92,15 +96,18 @@ def fit(
               help="A confidence level; can be repeated.")  # fmt: skip
 @click.option("--test-size", type=LEVEL, default=0.25, show_default=True, help="Share of the rows to predict.")
 @options.drop_option
+@options.categorical_option
+@options.sep_option
 @options.missing_option
 @options.seed_option
 @options.quiet_option
 @options.json_option
 def compare(
     table: Path, target: str | None, out: Path | None, model: str, confidence: tuple[float, ...], test_size: float,
-    drop: tuple[str, ...], drop_missing: bool, seed: int, quiet: bool, as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Fit full CP and other methods to one part of TABLE (CSV or Parquet), and measure their sets on the rest.
+    """Fit full CP and other methods to one part of TABLE (CSV, TSV, Excel or Parquet), and measure their sets on the rest.
 
     `fullconformal compare digits` uses the images of digits that come with scikit-learn.
     """
@@ -109,6 +116,7 @@ def compare(
     model = checked_model(model)
     if out is not None:
         tables.check_output(out, table)
+        tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
     if str(table) == "digits" and not table.exists():
         from fullconformal.data import load_digits
@@ -119,7 +127,7 @@ def compare(
     elif target is None:
         raise ValueError("name the column to predict: --target COLUMN")
     else:
-        schema, objects, labels = tables.read_training(table, target, drop, drop_missing, printer)
+        schema, objects, labels = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
         X, X_test, y, y_test = split(objects, labels, test_size, seed, target)
         estimator = make_pipeline(model, schema, X, y, seed)
     printer.say(
