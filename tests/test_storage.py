@@ -19,7 +19,13 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
-from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    ExtraTreesClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
@@ -140,6 +146,9 @@ CASES = {
         make_pipeline(StandardScaler(), ExtraTreesClassifier(20, bootstrap=True, max_depth=3)), random_state=3),
     "bagging": lambda: FullConformalClassifier(
         BaggingClassifier(LogisticRegression(), 20, max_samples=0.5, max_features=0.5), random_state=3),
+    "split, boosting": lambda: SplitConformalClassifier(HistGradientBoostingClassifier(max_iter=4), random_state=3),
+    "CV+, boosting": lambda: CVPlusClassifier(
+        make_pipeline(StandardScaler(), HistGradientBoostingClassifier(max_iter=4)), n_folds=3, random_state=3),
     "split, forest": lambda: SplitConformalClassifier(RandomForestClassifier(5), random_state=3),
     "split": lambda: SplitConformalClassifier(random_state=3),
     "split, logistic": lambda: SplitConformalClassifier(LogisticRegression(), random_state=3),
@@ -248,6 +257,26 @@ def test_trees_point_inside_themselves(field, node, wrong, saved, tmp_path):
     dict(tree["nodes"]["items"])[field]["tensor"] = "changed"
     signed(content, tensors, tmp_path / "it")
     assert loaded_or_refused(tmp_path / "it", objects) is None
+
+
+@pytest.mark.parametrize(("field", "wrong"), [
+    ("left", 0), ("left", 10**6), ("right", 10**6), ("feature_idx", 4), ("feature_idx", -1), ("is_categorical", 1),
+])  # fmt: skip
+def test_boosted_trees_point_inside_themselves(field, wrong, saved, tmp_path):
+    path, objects, right = saved["boosting"]
+    content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
+    text = json.dumps(content)
+    nodes = re.search(r'\["nodes", (\{"is": "dict", "items": \[.*?\]\]\})', text)
+    at = dict(json.loads(nodes[1])["items"])[field]["tensor"]
+    tensors["changed"] = tensors[at].clone()
+    tensors["changed"][0] = wrong
+    pattern = f'\\["{field}", {{"is": "array", "tensor": "{at}"'
+    changed = re.sub(pattern, f'["{field}", {{"is": "array", "tensor": "changed"', text)
+    assert changed != text
+    signed(json.loads(changed), tensors, tmp_path / "it")
+    assert loaded_or_refused(tmp_path / "it", objects) is None
+    signed(content, {**load_file(path)}, tmp_path / "it")
+    assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
 
 
 @pytest.mark.parametrize("where", ["tree", "member", "forest"])
@@ -540,7 +569,7 @@ def signed(content, tensors, path, version="2"):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Files of ten predictors, with objects to predict and the p-values that are right."""
+    """Files of eleven predictors, with objects to predict and the p-values that are right."""
     folder = tmp_path_factory.mktemp("saved")
     X, y = points()
     table, _ = frame()
@@ -552,6 +581,7 @@ def saved(tmp_path_factory):
         "neighbours": (FullConformalClassifier(KNeighborsClassifier()), X),
         "last layer": (FullConformalClassifier(mlp(4, (3,), 3), max_epochs=3, curvature="last_layer_kron"), X),
         "forest": (FullConformalClassifier(RandomForestClassifier(3, max_depth=2), random_state=0), X),
+        "boosting": (SplitConformalClassifier(HistGradientBoostingClassifier(max_iter=3), random_state=0), X),
         "split": (SplitConformalClassifier(random_state=0), X),
         "jackknife": (JackknifePlusClassifier(random_state=0), X),
         "cross": (CrossConformalClassifier(LogisticRegression(), random_state=0), X),

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import BaseEstimator, is_classifier
-from sklearn.ensemble._forest import BaseForest
-from sklearn.tree._tree import TREE_LEAF, Tree
 
 from fullconformal.storage.container import StorageError
+from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
 from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect
 
 # Where each class that may be loaded lives. None of them calls what it is given, the exceptions in `check`.
@@ -34,7 +33,7 @@ HOMES = {
         "sklearn.neural_network": ("MLPClassifier",),
         "sklearn.neighbors": ("KNeighborsClassifier",),
         "sklearn.tree": ("DecisionTreeClassifier", "ExtraTreeClassifier"),
-        "sklearn.ensemble": ("RandomForestClassifier", "ExtraTreesClassifier", "BaggingClassifier"),
+        "sklearn.ensemble": ("RandomForestClassifier", "ExtraTreesClassifier", "BaggingClassifier", "HistGradientBoostingClassifier"),
         "fullconformal.models.density": ("KernelDensityClassifier",),
     }.items()
     for name in names
@@ -63,6 +62,8 @@ def pack_estimator(estimator: Any, _: Packer) -> dict[str, Any]:
     check(cls.__name__, params)
     if "_fit_X" in fitted and cls.__name__ == "KNeighborsClassifier":  # its tree is planted again
         fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]}
+    if "_predictors" in fitted and cls.__name__ == "HistGradientBoostingClassifier":
+        fitted = boosted_parts(estimator)
     return {"class": cls.__name__, "params": params, "fitted": fitted}
 
 
@@ -75,11 +76,13 @@ def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
     estimator = cls(**params)
     if name == "KNeighborsClassifier" and "X" in fitted:
         return estimator.fit(fitted["X"], fitted["y"])
+    if name == "HistGradientBoostingClassifier" and fitted:
+        return boosted_again(estimator, fitted)
     for attribute in fitted:
         if attribute.startswith("__") or callable(getattr(cls, attribute, None)):
             raise StorageError(f"{name} has no fitted attribute {attribute[:60]!r}")
     vars(estimator).update(fitted)
-    check_trees(estimator)
+    check_forest(estimator)
     return estimator
 
 
@@ -96,63 +99,7 @@ def check(name: str, params: dict[str, Any]) -> None:
         raise StorageError(f"{name} holds random_state={state!r}, which cannot be saved; give a whole number.")
 
 
-def check_trees(estimator: Any) -> None:
-    """Raise where a tree would be given objects of fewer columns than it looks at: a forest does not check them for each of its trees."""
-    tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
-    if tree is not None and (type(tree) is not Tree or tree.n_features != width):
-        raise StorageError("a tree looks at columns that it is not given")
-    members = getattr(estimator, "estimators_", None)
-    if isinstance(estimator, BaseForest) and members is not None:
-        kind = type(expect(estimator.estimator, BaseEstimator))
-        if any(type(member) is not kind or member.n_features_in_ != width for member in expect(members, list)):
-            raise StorageError("a forest holds a tree that is not its own")
-
-
 KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)
-
-
-def pack_tree(tree: Any, _: Packer) -> dict[str, Any]:
-    """The nodes of a decision tree, an array for each field of them, and the numbers (nodes, 1, C) at them."""
-    state = tree.__getstate__()
-    nodes = {name: np.ascontiguousarray(state["nodes"][name]) for name in state["nodes"].dtype.names}
-    return {
-        "n_features": int(tree.n_features),
-        "max_depth": state["max_depth"],
-        "nodes": nodes,
-        "values": state["values"],
-    }
-
-
-def unpack_tree(values: dict[str, Any], _: Unpacker) -> Any:
-    """The tree again: compiled code will follow its nodes unchecked, so that all of them are checked here."""
-    n_features, numbers = expect(values["n_features"], int), expect(values["values"], np.ndarray)
-    if not 0 < n_features <= MOST_COLUMNS or numbers.ndim != 3 or numbers.shape[1] != 1 or not numbers.size:
-        raise StorageError("a tree is not what it should be")
-    tree = Tree(n_features, np.array([numbers.shape[2]], dtype=np.intp), 1)
-    nodes = np.zeros(len(numbers), dtype=tree.__getstate__()["nodes"].dtype)
-    fields = expect(values["nodes"], dict)
-    if set(fields) != set(nodes.dtype.names):
-        raise StorageError("a tree was saved by a scikit-learn with other nodes; use the version it was saved with")
-    for name, field in fields.items():
-        if expect(field, np.ndarray).shape != nodes.shape or field.dtype != nodes.dtype[name]:
-            raise StorageError("a tree's nodes are not what they should be")
-        nodes[name] = field
-    left, right, number = nodes["left_child"], nodes["right_child"], np.arange(len(nodes))
-    inner = (left != TREE_LEAF) | (right != TREE_LEAF)
-    # A child comes after its parent, so that no walk from the root goes round in circles or past the last node.
-    for child in (left[inner], right[inner]):
-        if ((child <= number[inner]) | (child >= len(nodes))).any():
-            raise StorageError("a tree's nodes have no such children")
-    if ((nodes["feature"] < 0) | (nodes["feature"] >= n_features))[inner].any() or not np.isfinite(numbers).all():
-        raise StorageError("a tree looks at columns that are not there")
-    tree.__setstate__({
-        "max_depth": expect(values["max_depth"], int), "node_count": len(nodes), "nodes": nodes,
-        "values": np.ascontiguousarray(numbers, dtype=np.float64),
-    })  # fmt: skip
-    return tree
-
-
-KINDS["tree"] = Kind(Tree, pack_tree, unpack_tree)
 
 
 MOST_COLUMNS = 2**22  # of a sparse matrix: no number bears out the empty ones, and transformers may make it dense
