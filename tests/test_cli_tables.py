@@ -18,6 +18,7 @@ import fullconformal
 from fullconformal.cli import main
 from fullconformal.cli.schema import Schema
 from fullconformal.estimators.saving import load_with_notes
+from fullconformal.methods.select import METHODS
 
 PEOPLE = Path(__file__).parent / "data" / "people.csv"
 N = 300  # rows that train
@@ -142,6 +143,29 @@ def test_a_network_and_other_options(people, tmp_path):
     assert list(pd.read_csv(tmp_path / "sets.csv"))[:2] == ["prediction", "set_0.8"]
 
 
+def test_a_forest_end_to_end(people, tmp_path):
+    fitted = ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "forest", "--model", "forest")
+    assert "method oob: from one fit; its coverage is measured, not proved" in fitted.stdout
+    found = json.loads(
+        ok("predict", tmp_path / "forest", people / "new.csv", "-o", tmp_path / "s.csv", "--json").stdout
+    )
+    assert 0.75 < found["levels"][0]["coverage"] <= 1
+    assert "oob, deleted" in ok("inspect", tmp_path / "forest").stdout
+    ok("report", tmp_path / "forest", people / "new.csv", "-o", tmp_path / "it.html")
+    assert "grown without it" in (tmp_path / "it.html").read_text(encoding="utf-8")
+    table = ok("compare", people / "old.csv", "--target", "income", "--model", "forest", "--confidence", 0.9).stdout
+    assert "failed" not in table and "full CP" in table
+
+
+def test_boosting_goes_by_folds_where_there_are_any(people, tmp_path):
+    words = ("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "boosted", "--model", "boosting")
+    if "folds" in METHODS:
+        assert "method folds" in ok(*words).stdout
+        ok("predict", tmp_path / "boosted", people / "new.csv", "-q")
+    else:
+        assert "--model boosting needs K-fold full CP" in refused(*words)
+
+
 def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monkeypatch):
     (tmp_path / "my_nets.py").write_text(
         "import torch\nfrom torch import nn\n"
@@ -159,7 +183,9 @@ def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monke
     ok("predict", "net", people / "new.csv", "-o", "sets.csv", "--model", "my_nets:Net")
     ok("inspect", "net", "--model", "my_nets:Net")
     assert "failed" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "no_such:Net")
-    assert "give lr, mlp" in refused("fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "svm")
+    assert "give lr, forest, boosting, network, or" in refused(
+        "fit", people / "old.csv", "--target", "income", "-o", "net", "--model", "svm"
+    )
 
 
 def test_report_writes_a_page_about_labelled_rows(people, tmp_path):

@@ -12,7 +12,7 @@ from rich.console import Console
 from scipy import stats
 from sklearn.base import clone
 from sklearn.datasets import load_iris, load_wine
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.preprocessing import scale
@@ -154,7 +154,7 @@ def test_labels_that_leave_are_counted_by_the_methods_own_sets():
 
 
 def test_a_method_that_fails_does_not_stop_the_others():
-    methods = {"broken [x]": Broken(GaussianNB()), "forest": FullConformalClassifier(RandomForestClassifier())}
+    methods = {"broken [x]": Broken(GaussianNB()), "forest": FullConformalClassifier(HistGradientBoostingClassifier())}
     methods |= {"split": SplitConformalClassifier(GaussianNB(), random_state=0)}
     compared = compare(methods, *halves(load_iris), levels=[0.9])
     assert {name: type(error) for name, error in compared.errors.items()} == {
@@ -167,7 +167,7 @@ def test_a_method_that_fails_does_not_stop_the_others():
     rows = [line.split()[-1] for line in text.splitlines() if line.startswith("forest ") and "Type" not in line]
     assert set(rows) == {"failed"}  # one a group of columns; how many there are depends on how wide the times are
     with pytest.raises(
-        ValueError, match=r"method='forest' failed: estimator=RandomForestClassifier.* results for: 'split'"
+        ValueError, match=r"method='forest' failed: estimator=HistGradientBoostingClassifier.* results for: 'split'"
     ):
         compared.estimate("forest", "coverage", 0.9)
     with pytest.raises(ValueError, match=r"method='forest' failed"):

@@ -20,7 +20,13 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    ExtraTreesClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
@@ -136,6 +142,15 @@ CASES = {
         )
     ),
     "pipeline, network": lambda: FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (5,), 3)), max_epochs=5),
+    "forest": lambda: FullConformalClassifier(RandomForestClassifier(20), random_state=3),
+    "forest, pipeline": lambda: FullConformalClassifier(
+        make_pipeline(StandardScaler(), ExtraTreesClassifier(20, bootstrap=True, max_depth=3)), random_state=3),
+    "bagging": lambda: FullConformalClassifier(
+        BaggingClassifier(LogisticRegression(), 20, max_samples=0.5, max_features=0.5), random_state=3),
+    "split, boosting": lambda: SplitConformalClassifier(HistGradientBoostingClassifier(max_iter=4), random_state=3),
+    "CV+, boosting": lambda: CVPlusClassifier(
+        make_pipeline(StandardScaler(), HistGradientBoostingClassifier(max_iter=4)), n_folds=3, random_state=3),
+    "split, forest": lambda: SplitConformalClassifier(RandomForestClassifier(5), random_state=3),
     "split": lambda: SplitConformalClassifier(random_state=3),
     "split, logistic": lambda: SplitConformalClassifier(LogisticRegression(), random_state=3),
     "split, network": lambda: SplitConformalClassifier(mlp(4, (5,), 3), max_epochs=5, random_state=3, class_conditional=True),
@@ -220,6 +235,64 @@ def test_sparse_matrices_point_inside_themselves(saved, tmp_path):
     fitted["_sample"]["n_columns"] = 4
     signed(content, tensors, tmp_path / "it")
     assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
+
+
+@pytest.mark.parametrize(("field", "node", "wrong"), [
+    ("left_child", 0, 10**6), ("right_child", 0, 10**6), ("left_child", 0, 0), ("right_child", 1, 1), ("left_child", 0, -7),
+    ("right_child", 0, -1), ("feature", 0, 4), ("feature", 0, -2), ("feature", 0, 10**9),
+])  # fmt: skip
+def test_trees_point_inside_themselves(field, node, wrong, saved, tmp_path):
+    """Compiled code follows the nodes of a tree without looking: a walk must end, and look at columns that are there."""
+    path, objects, right = saved["forest"]
+    content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
+    signed(content, tensors, tmp_path / "it")
+    assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
+    fitted = dict(content["predictor"]["fitted"]["items"])
+    tree = dict(dict(fitted["_fitted"]["model"]["fitted"]["items"])["estimators_"][0]["fitted"]["items"])["tree_"]
+    assert (
+        len(tensors[dict(tree["nodes"]["items"])["feature"]["tensor"]]) > 3
+    )  # splits at its root and at its first child
+    at = dict(tree["nodes"]["items"])[field]["tensor"]
+    tensors["changed"] = tensors[at].clone()
+    tensors["changed"][node] = wrong
+    dict(tree["nodes"]["items"])[field]["tensor"] = "changed"
+    signed(content, tensors, tmp_path / "it")
+    assert loaded_or_refused(tmp_path / "it", objects) is None
+
+
+@pytest.mark.parametrize(("field", "wrong"), [
+    ("left", 0), ("left", 10**6), ("right", 10**6), ("feature_idx", 4), ("feature_idx", -1), ("is_categorical", 1),
+])  # fmt: skip
+def test_boosted_trees_point_inside_themselves(field, wrong, saved, tmp_path):
+    path, objects, right = saved["boosting"]
+    content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
+    text = json.dumps(content)
+    nodes = re.search(r'\["nodes", (\{"is": "dict", "items": \[.*?\]\]\})', text)
+    at = dict(json.loads(nodes[1])["items"])[field]["tensor"]
+    tensors["changed"] = tensors[at].clone()
+    tensors["changed"][0] = wrong
+    pattern = f'\\["{field}", {{"is": "array", "tensor": "{at}"'
+    changed = re.sub(pattern, f'["{field}", {{"is": "array", "tensor": "changed"', text)
+    assert changed != text
+    signed(json.loads(changed), tensors, tmp_path / "it")
+    assert loaded_or_refused(tmp_path / "it", objects) is None
+    signed(content, {**load_file(path)}, tmp_path / "it")
+    assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
+
+
+@pytest.mark.parametrize("where", ["tree", "member", "forest"])
+def test_forests_do_not_feed_trees_fewer_columns_than_they_look_at(where, saved, tmp_path):
+    path, objects, _ = saved["forest"]
+    content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
+    forest = dict(content["predictor"]["fitted"]["items"])["_fitted"]["model"]["fitted"]
+    member = dict(forest["items"])["estimators_"][1]["fitted"]
+    if where == "tree":
+        dict(member["items"])["tree_"]["n_features"] = 9
+    else:
+        rows = (member if where == "member" else forest)["items"]
+        next(row for row in rows if row[0] == "n_features_in_")[1] = 9
+    signed(content, tensors, tmp_path / "it")
+    assert loaded_or_refused(tmp_path / "it", objects) is None
 
 
 def test_networks_with_idle_parameters_survive(tmp_path):
@@ -416,7 +489,7 @@ def piped(step):
     (lambda: FullConformalClassifier(mlp(4, (3,), 3), method="exact", max_epochs=1), "by refits"),
     (lambda: FullConformalClassifier(random_state=np.random.RandomState(0)), r"set_params\(random_state=0\)"),
     (lambda: CVPlusClassifier(cv=KFold(3)), r"KFold.* cannot be saved; call clf\.set_params\(cv=None\)"),
-    (lambda: SplitConformalClassifier(RandomForestClassifier(3)), "RandomForestClassifier cannot be saved; these files hold numbers"),
+    (lambda: SplitConformalClassifier(AdaBoostClassifier(n_estimators=3)), "AdaBoostClassifier cannot be saved; these files hold numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_saved_is_named_and_leaves_no_file(make, message, tmp_path):
     X, y = points()
@@ -472,7 +545,7 @@ def test_the_file_is_readable_as_other_files_are(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Files of nine predictors, with objects to predict and the p-values that are right."""
+    """Files of eleven predictors, with objects to predict and the p-values that are right."""
     folder = tmp_path_factory.mktemp("saved")
     X, y = points()
     table, _ = frame()
@@ -483,6 +556,8 @@ def saved(tmp_path_factory):
         "symmetric": (FullConformalClassifier(), X),
         "neighbours": (FullConformalClassifier(KNeighborsClassifier()), X),
         "last layer": (FullConformalClassifier(mlp(4, (3,), 3), max_epochs=3, curvature="last_layer_kron"), X),
+        "forest": (FullConformalClassifier(RandomForestClassifier(3, max_depth=2), random_state=0), X),
+        "boosting": (SplitConformalClassifier(HistGradientBoostingClassifier(max_iter=3), random_state=0), X),
         "split": (SplitConformalClassifier(random_state=0), X),
         "jackknife": (JackknifePlusClassifier(random_state=0), X),
         "cross": (CrossConformalClassifier(LogisticRegression(), random_state=0), X),

@@ -110,6 +110,27 @@ def rank_counts(
     return np.stack(greater, axis=1), np.stack(equal, axis=1)
 
 
+def rank_weights(
+    alpha: FloatArray, tau: FloatArray, tolerance: float, weight: FloatArray | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """Weight (m, C) of points with scores alpha (n,) above and tied with tau (m, C), as `count` has it, in O((n + m) C log n).
+
+    For scores that do not depend on the candidate, and weights (n, C) of each point against a candidate of each label.
+
+    Examples
+    --------
+    >>> rank_weights(np.array([3.0, 1.0, 2.0]), np.array([[2.0]]), 0.0, np.array([[0.5], [1.0], [2.0]]))
+    (array([[0.5]]), array([[2.]]))
+    """
+    order = np.argsort(alpha)
+    weight = np.ones((len(alpha), tau.shape[1])) if weight is None else weight[order]
+    # below[i] is the weight of the i smallest scores.
+    below, labels = np.vstack([np.zeros(tau.shape[1]), np.cumsum(weight, axis=0)]), np.arange(tau.shape[1])
+    low = below[np.searchsorted(alpha, tau - tolerance, "left", sorter=order), labels]
+    high = below[np.searchsorted(alpha, tau + tolerance, "right", sorter=order), labels]
+    return below[-1] - high, high - low
+
+
 def p_values(
     greater: npt.ArrayLike,
     equal: npt.ArrayLike,

@@ -15,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fullconformal.cli.tables import LEVEL, PATH, check_output, seed_option
+from fullconformal.cli.options import LEVEL, PATH, seed_option
+from fullconformal.cli.tables import check_output
 from fullconformal.sets import as_labels, prediction_sets
 
 

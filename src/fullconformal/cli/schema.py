@@ -16,6 +16,14 @@ from pandas.api import types
 MAX_CATEGORIES = 100
 # More different numbers than this are a quantity, or number the rows; fewer may be codes.
 MAX_CODES = 10
+# What people write around the digits of a number.
+MARKS = r"[$€£¥%,\s]"
+DATES = "dates; say them as numbers, such as the days since the first one"
+# 2024-03-01, 2024/3/1, 1.3.2024, 3/1/24, 2024-03, 1 Mar 2024, March 1, 2024; with or without a time.
+DATE = (
+    r"\s*(?:\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/])\d{1,2}\2\d{2,4}|\d{1,2}\.\d{1,2}\.\d{4}|\d{4}-\d{2}"
+    r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})(?:[ T]\d{1,2}:\d{2}.*)?\s*"
+)
 
 
 class TableError(ValueError):
@@ -37,16 +45,19 @@ class Schema:
         return [*self.numbers, *self.categories]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, target: str, drop: Sequence[str] = ()) -> Schema:
+    def of(cls, frame: pd.DataFrame, target: str, drop: Sequence[str] = (), categorical: Sequence[str] = ()) -> Schema:
         """The schema of a training table, or a `TableError` that names the columns that cannot be used."""
-        for name in (target, *drop):
-            check_name(frame, name, "--target" if name == target else "--drop")
+        for option, names in (("--target", [target]), ("--drop", drop), ("--categorical", categorical)):
+            for name in names:
+                check_name(frame, name, option)
         numbers, categories, left_out, refused = [], [], list(dict.fromkeys(drop)), {}
         for name, column in frame.items():
             if name == target or name in drop:
                 continue
-            if column.isna().all() or is_row_number(column):
+            if column.isna().all() or (is_row_number(column) and name not in categorical):
                 left_out.append(str(name))
+            elif name in categorical:
+                categories.append(str(name))
             elif is_number(column):
                 numbers.append(str(name))
             elif kind := unusable(column):
@@ -61,6 +72,7 @@ class Schema:
         if refused:
             found = "; ".join(f"the column {name!r} holds {kind}" for name, kind in refused.items())
             options = " ".join(f"--drop {shlex.quote(name)}" for name in refused)
+            options += " (or --categorical, if it stands for groups)" * any(kind == DATES for kind in refused.values())
             raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
             raise TableError(f"there is no column to predict from besides the target {target!r}.")
@@ -153,8 +165,12 @@ def check_name(frame: pd.DataFrame, name: str, option: str) -> None:
 def unusable(column: pd.Series) -> str:
     """What a column holds that is neither numbers nor categories; empty if it can be used."""
     if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
-        return "dates"
+        return DATES
     words = as_words(column)
+    given = words.dropna()
+    # However often they repeat: as categories, later dates would all be unseen ones.
+    if given.str.fullmatch(DATE).sum() > 0.9 * len(given):
+        return DATES
     distinct = words.nunique()
     if distinct <= max(MAX_CATEGORIES, len(column) / 2):
         return ""
@@ -164,11 +180,18 @@ def unusable(column: pd.Series) -> str:
 
 
 def stray_words(column: pd.Series) -> list[str]:
-    """The words, such as "<5", of a column that is otherwise numbers; empty for other columns."""
-    given = column.dropna()
-    words = given[pd.to_numeric(given, errors="coerce").isna()]
-    mostly = 0 < len(words) <= len(given) / 20 and given.nunique() - words.nunique() > MAX_CODES
-    return sorted(map(str, words.unique())) if mostly else []
+    """What a column holds that is otherwise a quantity, such as "<5", "unknown" or "$1,234"; empty for other columns.
+
+    A quantity has more than a few different numbers, marks of money, percent and thousands left aside, and words in one cell of twenty
+    at most, or no more than three of them: placeholders.
+    """
+    given = as_words(column).dropna()
+    odd = given[pd.to_numeric(given, errors="coerce").isna()]
+    marked = pd.to_numeric(odd.str.replace(MARKS, "", regex=True), errors="coerce").notna()
+    words = odd[~marked]
+    numbers = given.nunique() - words.nunique()
+    quantity = numbers > MAX_CODES and (len(words) <= len(given) / 20 or words.nunique() <= 3)
+    return [*sorted(words.unique()), *sorted(odd[marked].unique())] if quantity else []
 
 
 def is_number(column: pd.Series) -> bool:

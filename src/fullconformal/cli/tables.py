@@ -1,10 +1,12 @@
-"""What the commands share: options, messages, reading and writing tables, loading predictors."""
+"""What the commands share: messages, reading and writing tables, loading predictors."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from rich.console import Console
 
@@ -24,22 +28,6 @@ MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
 HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # What spreadsheets take for a formula; and numbers, one or several joined by |, which they do not.
 FORMULA, NUMBERS = re.compile(r"[=+\-@\t\r]."), re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?(\|[+-]?[\d.]+([eE][+-]?\d+)?)*")
-PATH = click.Path(path_type=Path)
-LEVEL = click.FloatRange(0, 1, min_open=True, max_open=True)
-
-drop_option = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out; can be repeated.")
-missing_option = click.option("--drop-missing", is_flag=True, help="Leave out rows whose target is missing.")
-seed_option = click.option("--seed", type=int, default=0, show_default=True, help="The random seed.")
-quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-model_option = click.option(
-    "--model", default="lr", show_default=True, metavar="lr|mlp|MODULE:FACTORY",
-    help="Logistic regression, a network with one hidden layer, or your own function that returns a torch module.",
-)  # fmt: skip
-factory_option = click.option(
-    "--model", default=None, metavar="MODULE:FACTORY",
-    help="The function that returns the network, if the predictor was fitted with one.",
-)  # fmt: skip
 
 
 class Printer:
@@ -139,22 +127,42 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
-def read_table(path: Path | str, text: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of a Parquet or CSV file (which may be compressed: .gz, .zip, ...); columns in `text` are read as text."""
+def is_sheet(path: Path) -> bool:
+    """Whether a file is an Excel workbook by its name."""
+    return path.suffix.lower() in (".xlsx", ".xlsm")
+
+
+def is_tabbed(path: Path) -> bool:
+    """Whether the columns of a file are separated by tabs, by its name."""
+    return any(suffix.lower() in (".tsv", ".tab") for suffix in path.suffixes[-2:])
+
+
+def read_table(path: Path | str, text: Sequence[str] = (), sep: str | None = None) -> pd.DataFrame:
+    """The rows of a Parquet, Excel or text file (which may be compressed: .gz, .zip, ...); columns in `text` are read as text."""
     path = Path(path)
     if path.is_dir():
-        raise TableError(f"{path} is a folder; give a CSV or Parquet file.")
+        raise TableError(f"{path} is a folder; give a CSV, TSV, Excel or Parquet file.")
+    if sep is not None and (is_parquet(path) or is_sheet(path)):
+        raise TableError(f"--sep {sep!r} goes with text files, and {path.name} is none; leave it out.")
+    mark = "\t" if sep == "\\t" or (sep is None and is_tabbed(path)) else sep or ","
+    if len(mark) != 1:
+        raise TableError(f"--sep {sep!r} is not one character; give one, such as ';'.")
+    dtypes = dict.fromkeys(text, "str")
     try:
         if is_parquet(path):
             frame = pd.read_parquet(path)
+        elif is_sheet(path):
+            frame = pd.read_excel(path, engine="openpyxl", dtype=dtypes, na_values=MISSING, keep_default_na=False)
         else:
-            check_first_line(path)
-            dtypes = dict.fromkeys(text, "str")
-            frame = pd.read_csv(path, dtype=dtypes, na_values=MISSING, keep_default_na=False, low_memory=False)
+            check_first_line(path, mark)
+            frame = pd.read_csv(
+                path, sep=mark, dtype=dtypes, na_values=MISSING, keep_default_na=False, low_memory=False
+            )
     except FileNotFoundError as error:
         raise TableError(f"{path}: there is no such file.") from error
     except ImportError as error:
-        raise TableError(f"{path}: Parquet needs pyarrow; pip install pyarrow, or give a CSV file.") from error
+        kind, needed = ("an Excel file", "openpyxl") if is_sheet(path) else ("Parquet", "pyarrow")
+        raise TableError(f"{path}: {kind} needs {needed}; pip install {needed}, or save the table as CSV.") from error
     except TableError:
         raise
     except pd.errors.EmptyDataError as error:
@@ -179,24 +187,40 @@ def read_table(path: Path | str, text: Sequence[str] = ()) -> pd.DataFrame:
     return frame
 
 
-def check_first_line(path: Path) -> None:
-    """Raise if the first line of a CSV file has another separator than commas, or names a column twice."""
+def check_first_line(path: Path, sep: str) -> None:
+    """Raise if the first line of a text file has another separator than it should, or names a column twice."""
     # A pipe can be read only once.
     if not path.is_file():
         return
-    line = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+    line = pd.read_csv(path, sep=sep, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
     if any("\0" in name for name in line):
         raise TableError(f"{path} cannot be read as a table: it is not text.")
-    other = next((mark for mark in (";", "\t", "|") if mark in line[0]), None)
+    other = next((mark for mark in (";", "\t", "|", ",") if mark in line[0] and mark != sep), None)
     if other and len(line) == 1:
-        raise TableError(f"{path} separates its columns by {other!r}; use commas, and decimal points in numbers.")
+        option = "'\\t'" if other == "\t" else shlex.quote(other)
+        raise TableError(
+            f"{path} separates its columns by {other!r}; say so with --sep {option}, and use decimal points in numbers."
+        )
     twice = line[line.duplicated() & (line != "")].unique().tolist()
     if twice:
         raise TableError(f"{path} has more than one column named {listed(twice)}; give each its own name.")
 
 
+def check_format(path: Path, *endings: str) -> None:
+    """Raise if a file to write has an ending that names another format."""
+    if str(path) != "-" and path.suffix.lower() not in endings:
+        known = ", ".join(ending for ending in endings if ending)
+        raise ValueError(
+            f"-o {path.name}: {path.suffix or 'no ending'} is no format that can be written; give {known}."
+        )
+
+
+# A name without an ending is that of a CSV file.
+TABLES = (".csv", ".tsv", ".parquet", ".pq", "")
+
+
 def write_table(frame: pd.DataFrame, path: Path, printer: Printer) -> None:
-    """Write a table, completely or not at all: CSV, Parquet if its name ends so, or CSV to standard output for "-"."""
+    """Write a table, completely or not at all: CSV, Parquet or TSV if its name ends so, or CSV to standard output for "-"."""
     if not is_parquet(path):
         frame = for_spreadsheets(frame, printer.note)
     if str(path) == "-":
@@ -208,7 +232,7 @@ def write_table(frame: pd.DataFrame, path: Path, printer: Printer) -> None:
         if is_parquet(path):
             frame.to_parquet(part, index=False)
         else:
-            frame.to_csv(part, index=False, float_format="%.6g")
+            frame.to_csv(part, sep="\t" if is_tabbed(path) else ",", index=False, float_format="%.6g")
 
 
 def with_target(frame: pd.DataFrame, target: str, option: str, drop_missing: bool, printer: Printer) -> pd.DataFrame:
@@ -226,16 +250,17 @@ def with_target(frame: pd.DataFrame, target: str, option: str, drop_missing: boo
 
 
 def read_training(
-    path: Path, target: str, drop: tuple[str, ...], drop_missing: bool, printer: Printer
-) -> tuple[Schema, Any, Any]:
+    path: Path, target: str, drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool,
+    printer: Printer,
+) -> tuple[Schema, Any, Any]:  # fmt: skip
     """Schema, objects and labels of a training table, with notes on how its columns were read."""
-    frame = with_target(read_table(path), target, "--target", drop_missing, printer)
-    schema = Schema.of(frame, target, drop)
+    frame = with_target(read_table(path, categorical, sep), target, "--target", drop_missing, printer)
+    schema = Schema.of(frame, target, drop, categorical)
     y = schema.labels(frame)
     if len(set(y.tolist())) < 2:
         raise TableError(f"the target {target!r} has only one class, {y.tolist()[0]!r}; there is nothing to predict.")
     for name in schema.categories:
-        if words := stray_words(frame[name]):
+        if name not in categorical and (words := stray_words(frame[name])):
             printer.note(
                 f"{name!r} is treated as a category because it holds {listed(words)} besides numbers; correct or clear "
                 "these cells if it is a quantity."
@@ -254,13 +279,13 @@ def load_predictor(path: Path, factory: str | None) -> tuple[Any, dict[str, Any]
     return clf, notes if isinstance(notes, dict) else {}
 
 
-def load_with_schema(path: Path, factory: str | None) -> tuple[Any, Schema]:
-    """A saved predictor and the columns it was fitted on, or an error if it was not fitted on a table."""
+def load_with_schema(path: Path, factory: str | None) -> tuple[Any, Schema, dict[str, Any]]:
+    """A saved predictor, the columns it was fitted on, and its notes; or an error if it was not fitted on a table."""
     from fullconformal.storage import StorageError
 
     clf, notes = load_predictor(path, factory)
     try:
-        return clf, Schema.of_json(notes.get("table"))
+        return clf, Schema.of_json(notes.get("table")), notes
     except TableError as error:
         raise StorageError(
             f"{path} was not made by `fullconformal fit`, so the columns of its table are unknown; load it in Python: "
@@ -274,15 +299,38 @@ def find_local_modules() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = ()) -> pd.DataFrame:
+def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = (), sep: str | None = None) -> pd.DataFrame:
     """A table for a predictor; categories, the target if classes are text, and the columns in `text` are read as text."""
     target = [] if clf.classes_.dtype.kind in "biuf" else [schema.target]
-    return read_table(path, text=[*schema.categories, *target, *text])
+    return read_table(path, [*schema.categories, *target, *text], sep)
 
 
-def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, printer: Printer) -> pd.DataFrame:
-    """The objects that a predictor takes, with notes on categories unseen in training."""
+def marks(X: pd.DataFrame) -> npt.NDArray[np.uint32]:
+    """A number (n,) for each object that depends on what it holds alone."""
+    return np.asarray(pd.util.hash_pandas_object(X, index=False), dtype=np.uint64).astype("<u4")
+
+
+def marks_as_text(X: pd.DataFrame) -> str:
+    """The numbers of the training objects as they are saved: four bytes each."""
+    return base64.b64encode(np.unique(marks(X)).tobytes()).decode()
+
+
+def note_known_rows(X: pd.DataFrame, notes: dict[str, Any], printer: Printer) -> None:
+    """Say so where most objects are equal to those that the predictor was fitted on, as far as it remembers them."""
+    saved = notes.get("rows")
+    raw = base64.b64decode(saved) if isinstance(saved, str) else b""
+    seen = np.isin(marks(X), np.frombuffer(raw[: len(raw) // 4 * 4], dtype="<u4"))
+    if seen.mean() > 0.5:
+        printer.note(
+            f"{int(seen.sum()):,} of {len(X):,} rows are equal to rows that the predictor was fitted on; their sets and their coverage say "
+            "nothing about new rows."
+        )
+
+
+def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, Any], printer: Printer) -> pd.DataFrame:
+    """The objects that a predictor takes, with notes on rows and categories: seen in training, and unseen."""
     X = schema.objects(frame)
+    note_known_rows(X, notes, printer)
     for name, (rows, few) in unseen_categories(clf.transformer_[0], schema, X).items():
         printer.note(
             f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones."

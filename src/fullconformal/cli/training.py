@@ -12,34 +12,39 @@ from typing import Any
 
 import click
 
-from fullconformal.cli import tables
-from fullconformal.cli.schema import TableError, encoder, listed
-from fullconformal.cli.tables import LEVEL, PATH, Printer
+from fullconformal.cli import options
+from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 
 
 @click.command()
 @click.argument("table", type=PATH)
 @click.option("--target", required=True, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
-@tables.model_option
-@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact"]), default="auto", show_default=True,
+@options.model_option
+@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob"]), default="auto", show_default=True,
               help="The method of full CP; auto takes an exactly valid one if it is fast enough.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
-@tables.drop_option
-@tables.missing_option
-@tables.seed_option
-@tables.quiet_option
-@tables.json_option
+@options.drop_option
+@options.categorical_option
+@options.sep_option
+@options.missing_option
+@options.seed_option
+@options.quiet_option
+@options.json_option
 def fit(
     table: Path, target: str, out: Path, model: str, method: str, confidence: float, class_conditional: bool,
-    drop: tuple[str, ...], drop_missing: bool, seed: int, quiet: bool, as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Fit a predictor to all rows of TABLE (CSV or Parquet) and save it."""
+    """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
+    from fullconformal.cli import tables
+    from fullconformal.cli.schema import listed
+
     tables.check_output(out, table)
-    check_model(model)
-    printer = Printer(quiet, as_json)
-    schema, X, y = tables.read_training(table, target, drop, drop_missing, printer)
+    model = checked_model(model)
+    printer = tables.Printer(quiet, as_json)
+    schema, X, y = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
     printer.say(
         f"{table.name}: {len(y):,} rows, {len(schema.numbers)} numeric and {len(schema.categories)} categorical columns; {target!r} has "
@@ -51,11 +56,11 @@ def fit(
     from fullconformal.estimators.saving import save
 
     estimator = make_pipeline(model, schema, X, y, seed)
-    options, reasons = method_options(model, method, estimator, X, y)
+    chosen, reasons = method_options(model, method, estimator, X, y)
     start = time.perf_counter()
     clf = FullConformalClassifier(
         estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=seed,
-        verbose=printer.verbose, **options,
+        verbose=printer.verbose, **chosen,
     )  # fmt: skip
     with printer.warnings_as_notes(), warnings.catch_warnings():
         # They are printed below, one per line.
@@ -63,17 +68,18 @@ def fit(
         clf.fit(X, y)
     seconds = time.perf_counter() - start
     printer.say(f"method {clf.method_}: {'; '.join(reasons)}" if reasons else f"method {clf.method_}")
-    factory = None if model in ("lr", "mlp") else model
+    factory = None if model in MODELS else model
     notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
+    notes["rows"] = tables.marks_as_text(X)
     save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
     printer.json({
         "rows": len(y), "method": clf.method_, "model": model, "confidence_level": confidence, "classes": sizes,
         **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
     })  # fmt: skip
     printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
-    if clf.method_ == "influence" and (problems := clf.diagnose().warnings):
+    if problems := [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]:
         for text in problems:
-            printer.note(f"{text}.")
+            printer.note(text)
         printer.note(
             f"`fullconformal compare {table} --target {shlex.quote(target)}` measures the coverage on held-out rows."
         )
@@ -85,27 +91,33 @@ def fit(
 @click.option("--target", default=None, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, default=None,
               help="A file for all figures, one per row: .csv or .parquet, or - for standard output.")  # fmt: skip
-@tables.model_option
+@options.model_option
 @click.option("--confidence", type=LEVEL, multiple=True, default=(0.8, 0.9, 0.95), show_default=True,
               help="A confidence level; can be repeated.")  # fmt: skip
 @click.option("--test-size", type=LEVEL, default=0.25, show_default=True, help="Share of the rows to predict.")
-@tables.drop_option
-@tables.missing_option
-@tables.seed_option
-@tables.quiet_option
-@tables.json_option
+@options.drop_option
+@options.categorical_option
+@options.sep_option
+@options.missing_option
+@options.seed_option
+@options.quiet_option
+@options.json_option
 def compare(
     table: Path, target: str | None, out: Path | None, model: str, confidence: tuple[float, ...], test_size: float,
-    drop: tuple[str, ...], drop_missing: bool, seed: int, quiet: bool, as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Fit full CP and other methods to one part of TABLE (CSV or Parquet), and measure their sets on the rest.
+    """Fit full CP and other methods to one part of TABLE (CSV, TSV, Excel or Parquet), and measure their sets on the rest.
 
     `fullconformal compare digits` uses the images of digits that come with scikit-learn.
     """
-    check_model(model)
+    from fullconformal.cli import tables
+
+    model = checked_model(model)
     if out is not None:
         tables.check_output(out, table)
-    printer = Printer(quiet, as_json, out)
+        tables.check_format(out, *tables.TABLES)
+    printer = tables.Printer(quiet, as_json, out)
     if str(table) == "digits" and not table.exists():
         from fullconformal.data import load_digits
 
@@ -115,7 +127,7 @@ def compare(
     elif target is None:
         raise ValueError("name the column to predict: --target COLUMN")
     else:
-        schema, objects, labels = tables.read_training(table, target, drop, drop_missing, printer)
+        schema, objects, labels = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
         X, X_test, y, y_test = split(objects, labels, test_size, seed, target)
         estimator = make_pipeline(model, schema, X, y, seed)
     printer.say(
@@ -147,6 +159,8 @@ def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:
     """Training and test objects, training and test labels, drawn at random."""
     from sklearn.model_selection import train_test_split
 
+    from fullconformal.cli.schema import TableError
+
     parts = train_test_split(X, y, test_size=test_size, random_state=seed)
     if set(parts[2].tolist()) != set(y.tolist()):
         raise TableError(
@@ -155,10 +169,12 @@ def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:
     return parts
 
 
-def check_model(model: str) -> None:
-    """Raise if the option --model does not name a model."""
-    if model not in ("lr", "mlp") and model.count(":") != 1:
-        raise ValueError(f"--model {model!r} is unknown; give lr, mlp, or package.module:function.")
+def checked_model(model: str) -> str:
+    """What the option --model names; raise if it names no model."""
+    model = ALIASES.get(model, model)
+    if model not in MODELS and model.count(":") != 1:
+        raise ValueError(f"--model {model!r} is unknown; give {', '.join(MODELS)}, or package.module:function.")
+    return model
 
 
 def make_classifier(model: str, n_features: int, n_classes: int, seed: int) -> Any:
@@ -167,13 +183,19 @@ def make_classifier(model: str, n_features: int, n_classes: int, seed: int) -> A
         from sklearn.linear_model import LogisticRegression
 
         return LogisticRegression(max_iter=1000)
-    if model == "mlp":
+    if model in ("forest", "boosting"):
+        from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+
+        # 300 trees leave about 110 to score each point.
+        return RandomForestClassifier(300) if model == "forest" else HistGradientBoostingClassifier()
+    if model == "network":
         import torch
 
         from fullconformal.models import mlp
 
         torch.manual_seed(seed)
         return mlp(n_features, (32,), n_classes)
+    from fullconformal.cli import tables
     from fullconformal.storage.modules import Factory
 
     tables.find_local_modules()
@@ -183,6 +205,8 @@ def make_classifier(model: str, n_features: int, n_classes: int, seed: int) -> A
 def make_pipeline(model: str, schema: Any, X: Any, y: Any, seed: int) -> Any:
     """A Pipeline of an encoder, fitted to the table X, and the classifier that the option --model names."""
     from sklearn.pipeline import make_pipeline
+
+    from fullconformal.cli.schema import encoder
 
     encode = encoder(schema).fit(X)
     n_features = encode.transform(X[:1]).shape[1]
@@ -204,6 +228,17 @@ def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> t
             return {"method": "symmetric"}, ["its sets are exactly valid"]
         slow = f"exactly valid sets (--method symmetric) would take about {seconds / 60:,.0f} minutes"
         return {"method": "influence"}, [f"an approximation; {slow} for a table of this size"]
+    if model == "forest":
+        return {"method": method}, ["from one fit; its coverage is measured, not proved"]
+    if model == "boosting":
+        from fullconformal.methods.select import METHODS
+
+        # Boosted trees have neither a convex fit nor points left out: full CP takes a training for each fold.
+        if method == "auto" and "folds" not in METHODS:
+            raise ValueError(
+                "--model boosting needs K-fold full CP, which this version does not have; use --model forest."
+            )
+        return {"method": "folds" if method == "auto" else method}, []
     epochs = min(200, max(20, 1_000_000 // n))
     options, reasons = {"method": method, "max_epochs": epochs}, [f"{epochs} epochs of training"]
     p = sum(q.numel() for q in estimator[-1].parameters() if q.requires_grad)

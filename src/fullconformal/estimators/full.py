@@ -38,13 +38,15 @@ class FullConformalClassifier(ConformalClassifier):
     ----------
     estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
-        LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba. The C and
-        fit_intercept of a LogisticRegression with an L2 penalty are read, and the same objective is minimised here.
-    method : {"auto", "influence", "symmetric", "exact"} or Method, default="auto"
+        LogisticRegression, MLPClassifier, KNeighborsClassifier and forests (RandomForestClassifier, ExtraTreesClassifier with
+        bootstrap=True, BaggingClassifier); with ``method="exact"`` any with predict_proba. The C and fit_intercept of a
+        LogisticRegression with an L2 penalty are read, and the same objective is minimised here.
+    method : {"auto", "influence", "symmetric", "exact", "oob"} or Method, default="auto"
         "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
         regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
-        for k-NN and kernel densities, by honest refits for anything else. "auto" is exact for k-NN and kernel densities,
-        symmetric where the fit is convex (unless an option of influence is given), else influence.
+        for k-NN and kernel densities, by honest refits for anything else. "oob" scores a point by the trees of a forest that did
+        not draw it: one fit, coverage measured and not proved. "auto" is exact for k-NN and kernel densities, symmetric where
+        the fit is convex (unless an option of influence is given), oob for forests, else influence.
     scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
@@ -191,9 +193,10 @@ class FullConformalClassifier(ConformalClassifier):
         if streamed:
             self.classes_ = np.arange(fitted.n_classes)
         self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
-        told = [self._caveat] if fitted.guarantee.is_exact else fitted.warnings
-        if any(told):
-            warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
+        told = fitted.warnings if self._is_diagnosed else list(filter(None, [*fitted.warnings, self._caveat]))
+        if told:
+            figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
+            warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=3)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
@@ -222,6 +225,11 @@ class FullConformalClassifier(ConformalClassifier):
     def _work(self) -> Work:
         """Who does the work."""
         return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
+
+    @property
+    def _is_diagnosed(self) -> bool:
+        """Whether figures of the fit say how far its approximation is to be trusted; a guarantee that gives a reason needs none."""
+        return not self._fitted.guarantee.is_exact and not self._fitted.guarantee.reason
 
     @property
     def _caveat(self) -> str:
@@ -390,6 +398,12 @@ class FullConformalClassifier(ConformalClassifier):
         if self._fitted.guarantee.is_exact:
             kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
             return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
+        if not self._is_diagnosed:
+            warned = filter(None, [*self._fitted.warnings, self._caveat])
+            return [
+                *(f"! {_sentence(text)}" for text in warned),
+                f"The p-values are approximate: {self._fitted.guarantee.reason}.",
+            ]
         told = self.diagnose()
         facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
         return [

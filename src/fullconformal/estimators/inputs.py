@@ -222,8 +222,9 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         raise ValueError(f"y mixes labels of several kinds, {kinds}; give labels of one, and none missing.") from error
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}; give points of at least two classes.")
-    # More than 50 may be something else than labels.
-    if len(classes) > max(50, len(y) / 2):
+    # More than 50 may be something else than labels; numbers already if they are many and do not count from 0 as indices do.
+    counted = classes.dtype.kind not in "iuf" or np.array_equal(classes, np.arange(len(classes)))
+    if len(classes) > max(50, len(y) / 2) or (not counted and len(classes) > max(100, len(y) / 20)):
         warnings.warn(
             f"y has {len(classes):,} classes for {len(y):,} points; is it a quantity or an identifier? Fits take long with so many.",
             UserWarning, stacklevel=4,

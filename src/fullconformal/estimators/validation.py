@@ -21,6 +21,7 @@ from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import ConformalWarning, Method
 from fullconformal.methods.fitting import trained_here
+from fullconformal.methods.oob import is_forest
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
 
@@ -140,8 +141,10 @@ def check_full(clf: Any) -> None:
             f"method={clf.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
         )
     refits = clf.method == "exact" and hasattr(final, "predict_proba") and not is_convex(final, clf.head)
-    if own_method:
+    if own_method or clf.method == "oob" or (clf.method == "auto" and is_forest(final)):
         check_instance(final)
+        if clf.l2 is not None and is_forest(final):
+            raise ValueError(f"l2={clf.l2!r} was given, but {type(final).__name__} has no penalty; leave it out.")
     elif is_neighbors(final) or refits:
         if clf.prefit or clf.l2 is not None:
             raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")

@@ -210,9 +210,8 @@ def audit_fitted(
     """
     n, refits = fitted.n, Refits(fitted, rng) if isinstance(fitted, FittedProblem) else None
     if refits is None and not fitted.guarantee.is_exact:
-        raise ValueError(
-            "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
-        )
+        other = "check the coverage on held-out points" if fitted.guarantee.reason else "audit on arrays"
+        raise ValueError(f"an audit refits the model, and this one's training points were not kept; {other} instead.")
     starts = 0 if refits is None else len(refits.starts)
     n_points = n if query.q == 0 or refits is None else min(n, max(max_refits // (n_pairs * starts), 1))
     total = n_pairs * starts * (1 if query.q == 0 else n_points)

@@ -170,6 +170,8 @@ class Fitted(ABC):
     @property
     def diagnostics(self) -> Diagnostics:
         """Figures about the fit."""
+        if not self.guarantee.is_exact:
+            raise ValueError(f"method={self.method!r} has no figures to diagnose: {self.guarantee.reason}.")
         raise ValueError(
             "this method approximates nothing, so there is nothing to diagnose: its sets are exactly valid."
         )
@@ -182,7 +184,7 @@ class Fitted(ABC):
 
 def starts_with(points: Any, X: Any) -> bool:
     """Whether objects X (k, ...) are the first of the points (n, ...), up to rounding."""
-    return bool(np.allclose(X, points[: len(X)], rtol=1e-5, atol=1e-6))
+    return bool(np.allclose(X, points[: len(X)], rtol=1e-5, atol=1e-6, equal_nan=True))
 
 
 @savable

@@ -166,8 +166,8 @@ def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config
             warnings.warn(
                 f"prefit=True: the {type(model).__name__} given is not the fit to these data (probabilities of theirs differ by up to "
                 f"{far:.2g}). method={kind.method!r} is of fits to the data with each candidate, so it was fitted again, with its C, and "
-                "predict is of that fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses a model "
-                "as it is.",
+                "predict is of that fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses a "
+                "model as it is.",
                 ConformalWarning,
                 stacklevel=5,
             )

@@ -14,11 +14,12 @@ from fullconformal.methods.convex import Exact, Symmetric
 from fullconformal.methods.influence import Influence
 from fullconformal.methods.last_layer import LastLayer
 from fullconformal.methods.neighbors import Neighbors
+from fullconformal.methods.oob import OutOfBag, check_forest, is_forest
 from fullconformal.methods.refit import Refit
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
 
-METHODS = ("auto", "influence", "symmetric", "exact")
+METHODS = ("auto", "influence", "symmetric", "exact", "oob")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     convex = is_convex(model, config.head)
     if is_neighbors(model) and asked in ("auto", "exact"):
         return Selection(Neighbors(model), f"{kind} has exact scores without refits")
+    if asked == "oob" or (asked == "auto" and is_forest(model)):
+        check_forest(model)
+        if config.prefit:
+            raise ValueError(
+                "method='oob' needs to know which points each tree drew, so prefit=True cannot be had with it; it is one fit."
+            )
+        return Selection(OutOfBag(model), f"the trees of {kind} score the points that they have not drawn")
     if asked == "exact" and convex:
         return Selection(Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
     if asked == "exact":

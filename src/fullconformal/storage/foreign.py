@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, is_classifier
 
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
+from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
 from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, defaults, expect
 
 # Where each class that may be loaded lives, and what its `fit` learns: attributes, and the kinds of value they may have (see `is_a`).
@@ -61,6 +62,20 @@ LEARNED = {
         "loss:text loss_:number _label_binarizer:LabelBinarizer n_iter_:count t_:count loss_curve_:number* best_loss_:number|none "
         "validation_scores_:number*|none best_validation_score_:number|none",
     },
+    "sklearn.tree": {
+        "DecisionTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
+        "ExtraTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
+    },
+    "sklearn.ensemble": {
+        "RandomForestClassifier": "estimator_:DecisionTreeClassifier estimators_:DecisionTreeClassifier* classes_:labels "
+        "n_classes_:count n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none",
+        "ExtraTreesClassifier": "estimator_:ExtraTreeClassifier estimators_:ExtraTreeClassifier* classes_:labels n_classes_:count "
+        "n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none",
+        "BaggingClassifier": "estimator_:any estimators_:any* estimators_features_:(k)* classes_:labels n_classes_:count "
+        "_n_samples:count _max_samples:count _max_features:count _seeds:(k)",
+        # As `trees` takes it apart.
+        "HistGradientBoostingClassifier": "classes:labels n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
+    },
     # Their points are kept, and learnt again.
     "sklearn.neighbors": {"KNeighborsClassifier": "X:points y:labels"},
     "fullconformal.models.density": {"KernelDensityClassifier": "X_:(nd) y_:(n) classes_:labels"},
@@ -70,6 +85,8 @@ HOMES = {name: module for module, classes in LEARNED.items() for name in classes
 COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:output"
 # Left behind: the state of training, which no prediction needs.
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
+# Those that hold more than what is listed, which no prediction needs.
+MORE = {"PolynomialFeatures", "DecisionTreeClassifier", "ExtraTreeClassifier", *LEARNED["sklearn.ensemble"]}
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
 # Those that make more columns than they are given, and where those that put columns side by side have their steps.
@@ -103,7 +120,9 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     if cls.__name__ == "KNeighborsClassifier":
         # Its tree is planted again.
         fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]} if "_fit_X" in fitted else {}
-    if cls.__name__ == "PolynomialFeatures":
+    if cls.__name__ == "HistGradientBoostingClassifier" and "_predictors" in fitted:
+        fitted = boosted_parts(estimator)
+    if cls.__name__ in MORE:
         fitted = {name: value for name, value in fitted.items() if name in kinds_of(cls.__name__)}
     if "bin_edges_" in fitted:
         fitted["bin_edges_"] = list(fitted["bin_edges_"])
@@ -125,6 +144,8 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         return estimator.fit(fitted["X"], fitted["y"])
     if fitted.get("n_features_in_", 0) > max(unpacker.size, LIMITS.sparse_columns):
         raise StorageError(f"{name} has more columns than a file of its size can bear out")
+    if name == "HistGradientBoostingClassifier" and fitted:
+        return boosted_again(estimator, fitted)
     if name == "PolynomialFeatures" and fitted:
         learn_polynomials(estimator, fitted, LIMITS.columns(unpacker.size))
     if "bin_edges_" in fitted:
@@ -132,6 +153,7 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         edges[:] = fitted["bin_edges_"]
         fitted["bin_edges_"] = edges
     vars(estimator).update(fitted)
+    check_forest(estimator)
     if name in MAKERS and width(estimator) > LIMITS.columns(unpacker.size):
         raise StorageError(f"{name} makes {width(estimator):,} columns, more than a file of its size can bear out")
     return estimator
@@ -159,6 +181,8 @@ def is_a(value: Any, kind: str, sizes: dict[str, int]) -> bool:
         return numbers and all(
             sizes.setdefault(at, size) == size for at, size in zip(shape[1], value.shape, strict=True)
         )
+    if kind == "any":
+        return type(value).__name__ in HOMES
     whole = type(value) is int or isinstance(value, np.integer)
     tests: dict[str, Callable[[], bool]] = {
         "none": lambda: value is None,
@@ -166,6 +190,7 @@ def is_a(value: Any, kind: str, sizes: dict[str, int]) -> bool:
         "count": lambda: whole and value >= 0,
         "number": lambda: whole or type(value) is float or isinstance(value, np.floating),
         "text": lambda: isinstance(value, str),
+        "tree": lambda: type(value).__name__ == "Tree",
         "dtype": lambda: isinstance(value, np.dtype),
         "labels": lambda: isinstance(value, np.ndarray) and value.ndim == 1,
         "points": lambda: isinstance(value, (np.ndarray, csr_matrix, csr_array)) and value.ndim == 2,

@@ -1,0 +1,42 @@
+"""Options that commands share. Nothing here is slow to import: `--help` needs no more than this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+PATH = click.Path(path_type=Path)
+LEVEL = click.FloatRange(0, 1, min_open=True, max_open=True)
+# Models that need no code of the user's, by name.
+MODELS = {
+    "lr": "a logistic regression",
+    "forest": "a random forest",
+    "boosting": "boosted trees",
+    "network": "a network with one hidden layer",
+}
+# What a model was called before.
+ALIASES = {"mlp": "network"}
+
+drop_option = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out; can be repeated.")
+categorical_option = click.option(
+    "--categorical", multiple=True, metavar="COLUMN",
+    help="A column of numbers or dates that are codes, to be read as a category; can be repeated.",
+)  # fmt: skip
+sep_option = click.option(
+    "--sep", default=None, metavar="MARK",
+    help="What separates the columns of a text file, such as ';'; by default a comma, a tab for .tsv.",
+)  # fmt: skip
+missing_option = click.option("--drop-missing", is_flag=True, help="Leave out rows whose target is missing.")
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="The random seed.")
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+model_option = click.option(
+    "--model", default="lr", show_default=True, metavar="lr|forest|boosting|network|MODULE:FACTORY",
+    help="Logistic regression, random forest, boosted trees, a network with one hidden layer, or your own function that returns a "
+    "torch module.",
+)  # fmt: skip
+factory_option = click.option(
+    "--model", default=None, metavar="MODULE:FACTORY",
+    help="The function that returns the network, if the predictor was fitted with one.",
+)  # fmt: skip

@@ -1,0 +1,207 @@
+"""Full conformal prediction of forests from one fit: the bootstrap of each tree leaves points out, and those trees score them.
+
+Take the bag of n + 1 points, candidate included, and grow B trees, each on a bootstrap of the bag. Score every point by the mean of the
+trees that did not draw it:
+
+    α_j = 1 − mean {p_b(y_j | x_j) : tree b did not draw z_j}
+
+The draws are random and a tree does not care about the order of its points, so these scores are exchangeable and P(p ≤ ε) ≤ ε exactly.
+What is done here differs in one thing: the trees are grown on the n training points only. The candidate is scored by a random share of
+them, each kept with the probability with which its bootstrap of the n + 1 points would have missed the candidate,
+
+    (1 − 1/(n+1))^s,        s draws from n + 1 points; s = n + 1 unless max_samples says otherwise
+
+and the trees that would have drawn it are left as they are: that is the approximation. All the trees together would be a better
+ensemble than the one that scores a training point, and the candidate would conform too well.
+
+A point that every tree drew, or a candidate that no tree is kept for, is scored as if each of the C labels had probability 1/C: the
+same rule for all points, so it costs no validity. With a hundred trees it does not happen (0.632^100 ≈ 1e-20); with ten, to one point in a
+hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import shake_256
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
+
+from fullconformal import pvalues
+from fullconformal.guarantees import APPROXIMATE
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, starts_with
+from fullconformal.methods.fitting import fit_foreign, log_of
+from fullconformal.storage import expect, require, savable
+
+ENSEMBLES = (RandomForestClassifier, ExtraTreesClassifier, BaggingClassifier)
+# First training objects that are kept, on which a loaded predictor tries its transformers: as many as the estimator keeps of its own.
+KEPT = 20
+
+
+def is_forest(model: Any) -> bool:
+    """Whether a model is an ensemble whose members are fitted to bootstraps of the points."""
+    return isinstance(model, ENSEMBLES) and bool(model.bootstrap)
+
+
+def check_forest(model: Any) -> None:
+    """Raise where there are no out-of-bag points."""
+    if isinstance(model, ENSEMBLES) and not model.bootstrap:
+        raise ValueError(
+            f"method='oob' scores a point by the trees that did not draw it, and estimator={type(model).__name__}(bootstrap=False) "
+            "grows every tree on every point; set bootstrap=True."
+        )
+    if not is_forest(model):
+        kind = "None" if model is None else type(model).__name__
+        raise ValueError(
+            f"method='oob' needs an ensemble fitted to bootstraps, and estimator={kind} is none; give a RandomForestClassifier, an "
+            "ExtraTreesClassifier(bootstrap=True) or a BaggingClassifier, or take method='auto'."
+        )
+
+
+def n_draws(model: Any, n: int) -> int:
+    """How many of n points the bootstrap of each member draws."""
+    share = model.max_samples
+    if share is None:
+        return n
+    return int(share) if isinstance(share, Integral) else max(round(float(share) * n), 1)
+
+
+def share_missed(model: Any, n: int) -> float:
+    """The probability that a member's bootstrap of n points misses one of them."""
+    return float((1 - 1 / n) ** n_draws(model, n))
+
+
+def out_of_bag(model: Any, n: int) -> npt.NDArray[np.bool_]:
+    """Whether each of n training points was left out of the bootstrap of each member, (n, B)."""
+    missed = np.ones((n, len(model.estimators_)), dtype=bool)
+    for member, drawn in enumerate(model.estimators_samples_):
+        missed[drawn, member] = False
+    return missed
+
+
+def kept_members(X: FloatArray, n_members: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which members (m, B) score each object of X (m, d): drawn with this probability, by the seed and the object alone."""
+    key, size = seed.to_bytes(8, "big"), 4 * n_members
+    # Adding zero makes −0.0 the same number as 0.0.
+    digests = b"".join(shake_256(key + x.tobytes()).digest(size) for x in np.ascontiguousarray(X) + 0.0)
+    u = np.frombuffer(digests, dtype=">u4").reshape(len(X), n_members)
+    return np.asarray(u < share * 2.0**32)
+
+
+def member_proba(model: Any, X: npt.NDArray[Any], n_classes: int) -> Iterator[FloatArray]:
+    """Probabilities (m, C) of each member in turn; votes where it has none, and zero for a class that its bootstrap lacked."""
+    columns = getattr(model, "estimators_features_", None)
+    # Forests compute in float32; converted once.
+    X = X if columns is not None else np.asarray(X, dtype=np.float32)
+    for b, member in enumerate(model.estimators_):
+        seen = X if columns is None else X[:, columns[b]]
+        # The labels that members know are indices of the ensemble's classes.
+        known = np.asarray(member.classes_).astype(np.int64)
+        if hasattr(member, "predict_proba"):
+            proba = member.predict_proba(seen)
+        else:
+            proba = (member.predict(seen).astype(np.int64)[:, None] == known).astype(np.float64)
+        if len(known) == n_classes:
+            yield proba
+            continue
+        out = np.zeros((len(X), n_classes))
+        out[:, known] = proba
+        yield out
+
+
+def mean_proba(model: Any, X: npt.NDArray[Any], members: npt.NDArray[np.bool_], n_classes: int) -> FloatArray:
+    """Mean probabilities (m, C) of the members (m, B) that are to score each object; 1/C where none is."""
+    total = np.zeros((len(X), n_classes))
+    for b, proba in enumerate(member_proba(model, X, n_classes)):
+        total += members[:, b, None] * proba
+    n_members = members.sum(axis=1)[:, None]
+    return np.where(n_members > 0, total / np.maximum(n_members, 1), 1 / n_classes)
+
+
+@savable
+class FittedOutOfBag(Fitted):
+    """A forest, the out-of-bag scores (n,) of its training points, and the share of the trees that scores a candidate."""
+
+    method = "oob"
+    guarantee = APPROXIMATE.because(
+        "the trees that would have drawn the candidate were grown without it; with it, out-of-bag scores are exactly valid. "
+        "The difference is measured, not proved"
+    )
+
+    def __init__(
+        self, model: Any, alpha: FloatArray, labels: IntArray, n_classes: int, share: float, seed: int, first: FloatArray
+    ):  # fmt: skip
+        super().__init__(labels, n_classes)
+        self.model, self.alpha, self.share, self.seed, self.first = model, alpha, share, seed, first
+
+    def holds(self, X: Any) -> bool:
+        return starts_with(self.first, X[:KEPT])
+
+    def log_proba(self, X: Any) -> FloatArray:
+        everyone = np.ones((len(X), len(self.model.estimators_)), dtype=bool)
+        return log_of(mean_proba(self.model, X, everyone, self.n_classes))
+
+    def candidate_scores(self, X: Any) -> FloatArray:
+        """Scores τ (m, C) of the candidates of objects X."""
+        members = kept_members(np.asarray(X, dtype=np.float64), len(self.model.estimators_), self.share, self.seed)
+        return 1 - mean_proba(self.model, X, members, self.n_classes)
+
+    def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        tau = self.candidate_scores(X)
+        return np.broadcast_to(self.alpha, (*tau.shape, self.n)), tau
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        if query.q != 1:
+            raise ValueError("out-of-bag scores are of trees that have not seen the point: use scheme='deleted'.")
+        # A mean of B numbers in [0, 1] is off by at most B units of rounding, eps/2, one minus it by one more; two scores by twice that.
+        tie = (len(self.model.estimators_) + 1) * float(np.finfo(np.float64).eps)
+        return pvalues.rank_weights(self.alpha, self.candidate_scores(X), tie, self.weight(query))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of too few trees: points of whose label no tree thought are all tied, and so are the labels of which none thinks."""
+        tied, members = float((self.alpha >= 1).mean()), len(self.model.estimators_)
+        if tied <= 0.05 or members >= 100:
+            return []
+        return [
+            f"{members} trees leave about {self.share * members:.0f} to score a point, and for {tied:.0%} of the training points none of "
+            f"them chose the true label: above {1 - tied:.0%} confidence sets hold every label; grow more trees (n_estimators=300)"
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """The forest and its out-of-bag scores; of the training objects the first few."""
+        return {
+            "model": self.model, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes,
+            "share": self.share, "seed": self.seed, "first": self.first,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same, with as many scores as labels."""
+        fitted = cls(**state)
+        require(isinstance(fitted.model, ENSEMBLES) and isinstance(fitted.model.estimators_, list), "forest")
+        alpha, labels = expect(fitted.alpha, np.ndarray), expect(fitted.labels, np.ndarray)
+        require(alpha.ndim == 1 and alpha.shape == labels.shape and bool(np.isfinite(alpha).all()), "scores")
+        require(0 < expect(fitted.share, float) <= 1 and 0 <= expect(fitted.seed, int) < 2**63, "share of the trees")
+        return fitted
+
+
+@dataclass(frozen=True)
+class OutOfBag(Method):
+    """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""
+
+    name = "oob"
+
+    def fit(self, bag: Bag, config: Config) -> FittedOutOfBag:
+        check_forest(self.model)
+        X, n = np.asarray(bag.X), len(bag.y)
+        model = fit_foreign(self.model, X, bag.classes[bag.y], config.seed)
+        proba = mean_proba(model, X, out_of_bag(model, n), bag.n_classes)
+        share = share_missed(model, n + 1)
+        alpha = 1 - proba[np.arange(n), bag.y]
+        first = np.array(X[:KEPT], dtype=np.float64)
+        return FittedOutOfBag(model, alpha, bag.y, bag.n_classes, share, config.seed, first)

@@ -1,0 +1,145 @@
+"""Decision trees of scikit-learn's as arrays: of forests one by one, of HistGradientBoostingClassifier all together.
+
+Compiled code follows the nodes of a tree without looking, so that every node of a loaded tree is checked: a walk from the root must end,
+and look at columns that are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.ensemble._forest import BaseForest
+from sklearn.tree._tree import TREE_LEAF, Tree
+
+from fullconformal.storage.container import StorageError
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, expect
+
+Array = npt.NDArray[Any]
+# Columns that a tree may be said to look at.
+MOST_FEATURES = 2**22
+
+
+def fields_of(nodes: Array) -> dict[str, Array]:
+    """An array for each field of the nodes (k,)."""
+    return {name: np.ascontiguousarray(nodes[name]) for name in nodes.dtype.names or ()}
+
+
+def nodes_of(fields: Any, length: int, dtype: Any) -> Array:
+    """The nodes (k,) again, of this many and of this type."""
+    if set(expect(fields, dict)) != set(dtype.names):
+        raise StorageError("a tree was saved by a scikit-learn with other nodes; use the version it was saved with")
+    nodes = np.zeros(length, dtype=dtype)
+    for name, field in fields.items():
+        if expect(field, np.ndarray).shape != nodes.shape or field.dtype != dtype[name]:
+            raise StorageError("a tree's nodes are not what they should be")
+        nodes[name] = field
+    return nodes
+
+
+def check_nodes(left: Array, right: Array, feature: Array, inner: Array, n_features: int) -> None:
+    """Raise unless the inner nodes of a tree (k,) have children that come after them, and look at columns that are there."""
+    number = np.arange(len(left))[inner]
+    # No walk then goes round in circles or past the last node.
+    for child in (left[inner].astype(np.int64), right[inner].astype(np.int64)):
+        if ((child <= number) | (child >= len(left))).any():
+            raise StorageError("a tree's nodes have no such children")
+    if ((feature < 0) | (feature >= n_features))[inner].any():
+        raise StorageError("a tree looks at columns that are not there")
+
+
+# Trees of forests -----------------------------------------------------------------------------------------------------
+
+
+def pack_tree(tree: Any, _: Packer) -> dict[str, Any]:
+    """The nodes of a decision tree, and the numbers (nodes, 1, C) at them."""
+    state = tree.__getstate__()
+    nodes, values = fields_of(state["nodes"]), state["values"]
+    return {"n_features": int(tree.n_features), "max_depth": state["max_depth"], "nodes": nodes, "values": values}
+
+
+def unpack_tree(values: dict[str, Any], _: Unpacker) -> Any:
+    """The tree again, once its nodes are checked."""
+    n_features, numbers = expect(values["n_features"], int), expect(values["values"], np.ndarray)
+    whole = numbers.ndim == 3 and numbers.shape[1] == 1 and numbers.size and bool(np.isfinite(numbers).all())
+    if not 0 < n_features <= MOST_FEATURES or not whole:
+        raise StorageError("a tree is not what it should be")
+    tree = Tree(n_features, np.array([numbers.shape[2]], dtype=np.intp), 1)
+    nodes = nodes_of(values["nodes"], len(numbers), tree.__getstate__()["nodes"].dtype)
+    left, right = nodes["left_child"], nodes["right_child"]
+    check_nodes(left, right, nodes["feature"], (left != TREE_LEAF) | (right != TREE_LEAF), n_features)
+    tree.__setstate__({
+        "max_depth": expect(values["max_depth"], int), "node_count": len(nodes), "nodes": nodes,
+        "values": np.ascontiguousarray(numbers, dtype=np.float64),
+    })  # fmt: skip
+    return tree
+
+
+KINDS["tree"] = Kind(Tree, pack_tree, unpack_tree)
+
+
+def check_forest(estimator: Any) -> None:
+    """Raise where a tree would be given objects of fewer columns than it looks at: a forest does not check them for each of its trees."""
+    tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
+    if tree is not None and (type(tree) is not Tree or tree.n_features != width):
+        raise StorageError("a tree looks at columns that it is not given")
+    members = getattr(estimator, "estimators_", None)
+    if isinstance(estimator, BaseForest) and members is not None:
+        kind = type(expect(estimator.estimator, BaseEstimator))
+        if any(type(member) is not kind or member.n_features_in_ != width for member in expect(members, list)):
+            raise StorageError("a forest holds a tree that is not its own")
+
+
+# Boosted trees --------------------------------------------------------------------------------------------------------
+
+
+def boosted_parts(model: Any) -> dict[str, Any]:
+    """What a fitted HistGradientBoostingClassifier predicts from: the nodes of all its trees, one after the other."""
+    if model.is_categorical_ is not None:
+        raise StorageError(
+            "HistGradientBoostingClassifier with categorical features cannot be saved; encode them in the Pipeline."
+        )
+    trees = [tree.nodes for iteration in model._predictors for tree in iteration]
+    return {
+        "classes": model.classes_, "n_features": model.n_features_in_, "baseline": model._baseline_prediction,
+        "nodes": fields_of(np.concatenate(trees)), "sizes": np.array([len(nodes) for nodes in trees]),
+        "names": getattr(model, "feature_names_in_", None),
+    }  # fmt: skip
+
+
+def boosted_again(model: Any, parts: dict[str, Any]) -> Any:
+    """The same in an unfitted HistGradientBoostingClassifier, once its nodes are checked; it predicts, and cannot go on training."""
+    from sklearn._loss.loss import HalfBinomialLoss, HalfMultinomialLoss
+    from sklearn.ensemble._hist_gradient_boosting.binning import _BinMapper
+    from sklearn.ensemble._hist_gradient_boosting.common import PREDICTOR_RECORD_DTYPE
+    from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
+
+    classes, baseline, sizes = (expect(parts[name], np.ndarray) for name in ("classes", "baseline", "sizes"))
+    n_features = expect(parts["n_features"], int)
+    if classes.ndim != 1 or len(classes) < 2 or not 0 < n_features <= MOST_FEATURES:
+        raise StorageError("boosted trees are not what they should be")
+    each = 1 if len(classes) == 2 else len(classes)
+    whole = sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) % each == 0 and bool((sizes > 0).all())
+    if not whole or baseline.shape != (1, each) or baseline.dtype != np.float64:
+        raise StorageError("boosted trees are not what they should be")
+    fields = expect(parts["nodes"], dict)
+    nodes = nodes_of(fields, int(sizes.sum(dtype=object)) if len(sizes) < 2**22 else 0, PREDICTOR_RECORD_DTYPE)
+    trees, no_bits = [], np.zeros((0, 8), dtype=np.uint32)
+    for tree in np.split(nodes, np.cumsum(sizes)[:-1]):
+        check_nodes(tree["left"], tree["right"], tree["feature_idx"], tree["is_leaf"] == 0, n_features)
+        if tree["is_categorical"].any():
+            raise StorageError("boosted trees hold categories that were not saved")
+        trees.append(TreePredictor(np.ascontiguousarray(tree), no_bits, no_bits))
+    bins = _BinMapper()
+    # Bins are for training: here it asks which columns are categories, none of them.
+    bins.is_categorical_, bins.bin_thresholds_ = np.zeros(n_features, dtype=np.uint8), []
+    names = {} if parts["names"] is None else {"feature_names_in_": expect(parts["names"], np.ndarray)}
+    vars(model).update(
+        classes_=classes, n_features_in_=n_features, _n_features=n_features, n_trees_per_iteration_=each,
+        is_categorical_=None, _preprocessor=None, _is_categorical_remapped=None, _baseline_prediction=baseline,
+        _bin_mapper=bins, _loss=HalfBinomialLoss() if each == 1 else HalfMultinomialLoss(n_classes=each),
+        _predictors=[trees[k : k + each] for k in range(0, len(trees), each)], **names,
+    )  # fmt: skip
+    return model

@@ -1,0 +1,171 @@
+"""Tables as people have them: money, percent, placeholders, dates, codes, tabs, semicolons, workbooks; and what is said of them."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_cli_tables import ok, people, refused  # noqa: F401
+
+from fullconformal import FullConformalClassifier, load
+from fullconformal.cli.schema import Schema
+
+N = 120
+
+
+def table(**columns):
+    """A table of a number that tells, two classes, and the columns given."""
+    rng = np.random.default_rng(0)
+    y = rng.choice(["no", "yes"], N)
+    return pd.DataFrame({"x": rng.normal(size=N) + (y == "yes"), **columns, "y": y})
+
+
+def cycle(values):
+    """The values over and over, N of them."""
+    return (list(values) * N)[:N]
+
+
+# A column of a table, and the note or (with "!") the refusal that it gets.
+COLUMNS = {
+    "money": (cycle(f"${1000 + 7 * k:,}" for k in range(40)), "holds '$1,000', '$1,007'"),
+    "percent": (cycle(f"{k}%" for k in range(37)), "holds '0%', '1%'"),
+    "money among numbers": (cycle([*map(str, range(30)), "$1,234"]), "holds '$1,234' besides numbers"),
+    "a dash for missing": (cycle([*map(str, range(30)), "-", "-", "-"]), "holds '-' besides numbers"),
+    "unknown in a third": (cycle([*map(str, range(30)), *["unknown"] * 15]), "holds 'unknown' besides numbers"),
+    "a word in one cell": (["<5", *cycle(map(str, range(60)))[1:]], "holds '<5' besides numbers"),
+    "money, all different": ([f"${1000 + 7 * k:,}" for k in range(N)], "!numbers except for '$1,000'"),
+    "days that repeat": (cycle(["2024-03-01", "2024-03-02", "2024-03-03"]), "!holds dates; say them as numbers"),
+    "days, all different": (
+        [f"{1 + k % 28}.{1 + k // 28}.2024" for k in range(N)],
+        "!holds dates; say them as numbers",
+    ),
+    "times": (cycle(["3/1/24 12:30", "3/2/24 07:15"]), "!holds dates"),
+    "months in words": (cycle(["1 Mar 2024", "2 Apr 2024", "15 May 2023"]), "!holds dates"),
+    "words": (cycle(["red", "green", "blue"]), None),
+    "grades": (cycle(["1", "2", "3", "K"]), None),
+    "versions": (cycle(["1.2.30", "1.2.31", "2.0.1"]), None),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_as_they_are(name, tmp_path):
+    values, message = COLUMNS[name]
+    values = [value if k % 30 else (None if name == "words" else value) for k, value in enumerate(values)]
+    if name == "money, all different":
+        # More different texts than half of the rows, and than a hundred.
+        assert len(set(values)) > 100
+    table(column=values).to_csv(tmp_path / "it.csv", index=False)
+    words = ("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model")
+    if message is not None and message.startswith("!"):
+        assert message[1:] in (line := refused(*words)) and "--drop column" in line
+        return
+    notes = ok(*words).stderr
+    assert (message in notes and "'column' is treated as a category" in notes) if message else notes == ""
+
+
+def test_columns_that_are_said_to_be_categories_are(tmp_path):
+    columns = {"code": cycle(["007", "7", "12"]), "day": cycle(["2024-03-01", "2024-03-02"]), "no": range(N)}
+    table(**columns).to_csv(tmp_path / "it.csv", index=False)
+    options = ("--categorical", "code", "--categorical", "day", "--categorical", "no")
+    fitted = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model", *options)
+    assert "1 numeric and 3 categorical" in fitted.stdout and fitted.stderr == ""
+    encode = load(tmp_path / "model").transformer_[0].named_transformers_["categories"]
+    assert encode.categories_[0].tolist() == ["007", "12", "7"]
+    # The same is read again from a new table.
+    assert "unseen" not in ok("predict", tmp_path / "model", tmp_path / "it.csv").stderr
+    line = refused("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "m", "--categorical", "Code")
+    assert "--categorical 'Code' is not a column of the table; did you mean 'code'?" in line
+    ok("compare", tmp_path / "it.csv", "--target", "y", *options, "--confidence", 0.8, "-q")
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "options"),
+    [("it.tsv", "\t", ()), ("it.csv", ";", ("--sep", ";")), ("it.txt", "|", ("--sep", "|")), ("it.tsv.gz", "\t", ()),
+     ("it.csv", "\t", ("--sep", "\\t"))],
+)  # fmt: skip
+def test_columns_separated_by_something_else(name, mark, options, tmp_path):
+    table().to_csv(tmp_path / name, index=False, sep=mark)
+    ok("fit", tmp_path / name, "--target", "y", "-o", tmp_path / "model", *options)
+    ok("predict", tmp_path / "model", tmp_path / name, "-o", tmp_path / "sets.tsv", *options)
+    assert len(pd.read_csv(tmp_path / "sets.tsv", sep="\t")) == N
+    ok("report", tmp_path / "model", tmp_path / name, "-o", tmp_path / "it.html", *options)
+    if options:
+        assert f"--sep {mark!r}" in refused("fit", tmp_path / name, "--target", "y", "-o", tmp_path / "m")
+
+
+def test_separators_that_are_none(tmp_path):
+    table().to_csv(tmp_path / "it.csv", index=False)
+    words = ("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model", "--sep")
+    assert "--sep ';;' is not one character" in refused(*words, ";;")
+    assert "separates its columns by ','" in refused(*words, ";")
+    table().to_parquet(tmp_path / "it.parquet")
+    line = refused("fit", tmp_path / "it.parquet", "--target", "y", "-o", tmp_path / "model", "--sep", ";")
+    assert "--sep ';' goes with text files" in line
+
+
+def test_workbooks_are_read_where_openpyxl_is(tmp_path, monkeypatch):
+    pytest.importorskip("openpyxl")
+    table(code=cycle(["007", "12"])).to_excel(tmp_path / "it.xlsx", index=False)
+    ok("fit", tmp_path / "it.xlsx", "--target", "y", "-o", tmp_path / "model")
+    ok("predict", tmp_path / "model", tmp_path / "it.xlsx", "-q")
+
+
+def test_workbooks_say_what_they_need(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    (tmp_path / "it.xlsx").write_bytes(b"PK")
+    line = refused("fit", tmp_path / "it.xlsx", "--target", "y", "-o", tmp_path / "model")
+    assert "an Excel file needs openpyxl; pip install openpyxl, or save the table as CSV" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "out"), [("predict", "s.xlsx"), ("predict", "s.csv.gz"), ("compare", "s.json"), ("report", "it.pdf"), ("report", "it")]
+)  # fmt: skip
+def test_formats_that_are_not_written_are_refused(command, out, people, tmp_path):  # noqa: F811
+    words = (
+        (people / "old.csv", "--target", "income") if command == "compare" else (people / "model", people / "new.csv")
+    )
+    assert "is no format that can be written; give ." in refused(command, *words, "-o", tmp_path / out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_were_trained_on_are_told(people, tmp_path):  # noqa: F811
+    known = "300 of 300 rows are equal to rows that the predictor was fitted on"
+    assert known in ok("predict", people / "model", people / "old.csv", "-o", tmp_path / "s.csv").stderr
+    assert known in ok("report", people / "model", people / "old.csv", "-o", tmp_path / "it.html").stderr
+    assert "fitted on" not in ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "s.csv").stderr
+
+
+def test_sets_are_never_empty_and_hold_for_each_class_if_asked(people, tmp_path):  # noqa: F811
+    def sets(*options):
+        ok(
+            "predict",
+            people / "model",
+            people / "new.csv",
+            "-o",
+            tmp_path / "s.csv",
+            "--confidence",
+            0.3,
+            "-q",
+            *options,
+        )
+        return pd.read_csv(tmp_path / "s.csv", keep_default_na=False)
+
+    plain, full, by_class = sets(), sets("--never-empty"), sets("--class-conditional")
+    empty = plain["set_0.3"] == ""
+    assert empty.any() and (full["set_0.3"][empty] == full["prediction"][empty]).all()
+    assert (full["set_0.3"][~empty] == plain["set_0.3"][~empty]).all()
+    clf = load(people / "model").set_params(class_conditional=True)
+    new = pd.read_csv(people / "new.csv")
+    X = Schema("income", ["age", "hours"], ["education", "town", "owns home"], []).objects(new)
+    np.testing.assert_allclose(by_class[["p_high", "p_low", "p_middle"]], clf.predict_p(X), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_a_quantity_as_target_is_noticed_in_python_too():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2))
+    prices = 1000 + 5 * rng.integers(0, 150, 400)
+    from sklearn.neighbors import KNeighborsClassifier
+
+    with pytest.warns(UserWarning, match="classes for 400 points; is it a quantity or an identifier"):
+        FullConformalClassifier(KNeighborsClassifier()).fit(X, prices)
