@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, validate_data
 from torch import Tensor, bfloat16
 
+from fullconformal.models.objects import contents
 from fullconformal.models.requirements import REMEDY, place
 
 
@@ -30,20 +28,6 @@ def array(tensor: Tensor) -> npt.NDArray[Any]:
 def first_rows(X: Any, most: int = 20) -> Any:
     """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
     return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
-
-
-def contents(X: Any) -> Iterator[bytes]:
-    """What each object holds, as bytes that do not depend on the other objects."""
-    if issparse(X):
-        X = X.tocsr().sorted_indices()
-        for first, last in pairwise(X.indptr):
-            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
-        return
-    X = np.asarray(X)
-    # Whose bytes would be addresses, or text as wide as the longest in the array.
-    named = X.dtype.kind not in "biufc"
-    for x in X:
-        yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
 
 
 def unmasked(name: str, array: Any) -> Any:

@@ -122,6 +122,7 @@ def check_full(clf: Any) -> None:
     own_method = isinstance(clf.method, Method)
     if not own_method:
         check_option("method", clf.method, METHODS)
+    check_option("transformers", clf.transformers, ("bag", "fixed"))
     check_scores(clf)
     if not isinstance(clf.curvature, Curvature):
         check_option("curvature", clf.curvature, ("auto", *CURVATURES, "last_layer_kron"))

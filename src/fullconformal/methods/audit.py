@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.linear.from_problem import Regression
 from fullconformal.methods.base import Fitted, Query
 from fullconformal.methods.fitting import FittedProblem
+from fullconformal.models.objects import take
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import Progress
@@ -123,7 +125,7 @@ class Refits:
 
 def audit_fitted(
     fitted: Fitted,
-    X: npt.NDArray[np.generic],
+    X: Any,
     query: Query,
     n_pairs: int,
     max_refits: int,
@@ -135,13 +137,13 @@ def audit_fitted(
 
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
-    n, refits = fitted.n, Refits(fitted) if isinstance(fitted, FittedProblem) else None
-    if refits is None and not fitted.guarantee.is_exact:
+    n, repeated = fitted.n, isinstance(fitted.at(take(X, [0]), 0)[0], FittedProblem)
+    if not repeated and not fitted.guarantee.is_exact:
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
         )
-    n_points = n if query.q == 0 or refits is None else min(n, max_refits // n_pairs)
-    total = 0 if refits is None else n_pairs * (1 if query.q == 0 else n_points)
+    n_points = n if query.q == 0 or not repeated else min(n, max_refits // n_pairs)
+    total = 0 if not repeated else n_pairs * (1 if query.q == 0 else n_points)
     ticks = count(1)
 
     def tick() -> None:
@@ -150,16 +152,18 @@ def audit_fitted(
 
     p_method, p_exact, distances = [], [], []
     for _ in range(n_pairs):
-        at, label = rng.randint(len(X)), rng.randint(fitted.n_classes)
-        x = X[at : at + 1]
+        at, label = rng.randint(_num_samples(X)), rng.randint(fitted.n_classes)
+        x = take(X, [at])
         p = float(fitted.p_values(x, query)[0, label])
         p_method.append(p)
-        if refits is None:
+        # With transformers in the bag, another fit for each object.
+        one, x = fitted.at(x, label)
+        if not isinstance(one, FittedProblem):
             p_exact.append(p)
             continue
         points = np.sort(rng.choice(n, n_points, replace=False))
-        exact, own = refits.scores(x, label, points, query.q, tick)
-        told = fitted.scores(x, query)
+        exact, own = Refits(one).scores(x, label, points, query.q, tick)
+        told = one.scores(x, query)
         if told is None:
             p_exact.append((1 + n * not_below(exact, own)) / (n + 1))
             continue

@@ -132,6 +132,7 @@ class FittedExact(FittedSymmetric):
         return None
 
 
+@savable
 @dataclass(frozen=True)
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
@@ -142,6 +143,7 @@ class Symmetric(Method):
         return FittedSymmetric.of(fit_problem(self.model, bag, config, linear_fit=False), config.memory)
 
 
+@savable
 @dataclass(frozen=True)
 class Exact(Method):
     """Full CP itself for convex models."""

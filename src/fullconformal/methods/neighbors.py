@@ -304,6 +304,7 @@ class FittedNeighbors(Fitted):
         return cls(bag, state["model"].fit(bag.X, bag.y))
 
 
+@savable
 @dataclass(frozen=True)
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""

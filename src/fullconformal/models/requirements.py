@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import clone
-from sklearn.feature_selection import SelectorMixin, VarianceThreshold
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array
 from torch import Tensor, nn
@@ -101,7 +100,11 @@ def fit_transformer(transformers: Pipeline | None, X: Any, y: Any, prefit: bool)
 
 def transform(transformers: Pipeline, X: Any) -> Any:
     """X through the transformers, as a dense, finite array."""
-    out = transformers.transform(X)
+    return transformed(transformers.transform(X))
+
+
+def transformed(out: Any) -> Any:
+    """What transformers gave, as a dense, finite array."""
     out = out.toarray() if hasattr(out, "toarray") else out
     try:
         return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
@@ -113,13 +116,6 @@ def transform(transformers: Pipeline, X: Any) -> Any:
             f"X holds NaN or infinity once it is transformed, first in object {at[0]}, {place(at)}: impute missing values in the "
             "Pipeline, and look for numbers so large that their squares overflow."
         ) from error
-
-
-def needs_labels(step: Any) -> bool:
-    """Whether a transformer learns from y: its tags say so, or it selects features by anything but their variance."""
-    tags = getattr(step, "__sklearn_tags__", None)
-    selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)
-    return selects or (tags is not None and bool(tags().target_tags.required))
 
 
 COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
