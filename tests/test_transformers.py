@@ -148,6 +148,18 @@ def test_other_options_in_the_bag(model, options):
     assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new, **options)).max() < 1e-12
 
 
+@pytest.mark.parametrize("model", [KNeighborsClassifier(2), KNeighborsClassifier(1, p=1), KDE], ids=str)
+def test_neighbours_behind_scales_that_change_who_is_near(model):
+    """Objects so far away that columns all but vanish: points come near that were not among those kept."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 3))
+    y, new = (X[:, 0] > 0) + (X[:, 1] > 1), np.vstack([np.eye(3) * [30, 300, 3000], rng.normal(size=(3, 3))])
+    pipe = make_pipeline(StandardScaler(), model)
+    clf = FullConformalClassifier(pipe).fit(X, y)
+    assert clf._fitted.base.takes_scales
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new)).max() < 1e-12
+
+
 def test_text_and_sparse_objects():
     rng = np.random.default_rng(2)
     words = np.array(["sun", "rain", "snow", "wind", "fog", "hail", "sleet", "storm"])
