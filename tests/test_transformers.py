@@ -37,6 +37,7 @@ from fullconformal.models import KernelDensityClassifier
 from fullconformal.models.objects import dense, joined, take
 from fullconformal.models.transformers import Transformers, is_fixed, needs_labels
 from fullconformal.models.updates import quantile
+from fullconformal.runtime.tasks import progress_bar
 
 N, M = 40, 6
 LR, KNN, KDE = LogisticRegression(), KNeighborsClassifier(3), KernelDensityClassifier(1.0)
@@ -315,3 +316,17 @@ def test_the_rest_of_the_interface_behind_transformers():
     assert clf.recalibrate(X, y).guarantee_.is_exact
     with pytest.raises(ValueError, match="transformers='no' is unknown"):
         FullConformalClassifier(transformers="no").fit(*numbers()[:2])
+
+
+def test_nobody_waits_in_silence(capsys):
+    """Without a terminal one line, once, with the time that all will take; of short work nothing, unless more is seen to be left."""
+    with progress_bar("p-values", None) as progress:
+        progress.began -= 2
+        progress(1, 4)
+        assert capsys.readouterr().err == ""
+        progress.began -= 60
+        progress(2, 4)
+        progress(3, 4)
+    assert capsys.readouterr().err == "p-values: about 2.1 minutes\n"
+    with progress_bar("p-values", 0) as progress:
+        assert progress is None

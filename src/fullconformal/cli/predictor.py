@@ -148,6 +148,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     printer.say(f"{facts['predictor']}, {tables.file_size(predictor)}")
     rows = {
         "method": facts.get("method"),
+        "guarantee": str(clf.guarantee_),
         "model": facts["model"],
         "confidence level": f"{facts['confidence_level']:g}",
         "class-conditional": "yes" if facts["class_conditional"] else None,
@@ -170,6 +171,7 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {
         "predictor": type(clf).__name__,
+        "guarantee": clf.guarantee_.word,
         "model": "logistic regression (built-in)" if final is None else " ".join(repr(final).split()),
         "confidence_level": clf.confidence_level,
         "class_conditional": bool(clf.class_conditional),

@@ -95,8 +95,9 @@ class FullConformalClassifier(ConformalClassifier):
         options goes on from there. Without `random_state` training is then seeded by 0, so that it is the same again.
     random_state : int, RandomState or None, default=None
         Seeds training and the smoothing of p-values.
-    verbose : int, default=0
-        1 shows progress bars, and the choice of the curvature.
+    verbose : int or None, default=None
+        1 shows progress bars, and the choice of the curvature; 0 nothing. None shows progress, and how long it will take, where that is
+        more than about ten seconds: as a bar on a terminal and in a notebook, as one line on standard error elsewhere.
 
     Attributes
     ----------
@@ -140,7 +141,7 @@ class FullConformalClassifier(ConformalClassifier):
         prefit: bool = False, head: str | None = None, transformers: str = "bag", confidence_level: float = 0.9,
         class_conditional: bool = False, prune: bool | str = "auto", max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
         memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
-        verbose: int = 0,
+        verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -178,7 +179,7 @@ class FullConformalClassifier(ConformalClassifier):
         unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
         learns = y if unfitted is None or self.transformers == "fixed" or needs_labels(unfitted) else None
         self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
-        with progress_bar("training", bool(self.verbose)) as progress:
+        with progress_bar("training", self.verbose) as progress:
             fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         if self._refits_transformers(fitted):
             fitted = FittedInBag.of(fitted, selection.method, config, self.transformer_, bag)
@@ -286,7 +287,7 @@ class FullConformalClassifier(ConformalClassifier):
         uniform = None
         if smoothing:
             uniform = uniforms(X, int(check_random_state(self.random_state).randint(2**31)))[:, None]
-        with progress_bar("p-values", bool(self.verbose)) as progress:
+        with progress_bar("p-values", self.verbose) as progress:
             query = self._query(points=points, progress=progress)
             if bounds:
                 return self._fitted.bounds(X, query, own)
@@ -320,7 +321,7 @@ class FullConformalClassifier(ConformalClassifier):
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""
         check_is_fitted(self)
-        return replace(self._fitted.diagnostics, caveat=self._caveat)
+        return replace(self._fitted.diagnostics, caveat=self._caveat, guarantee=self.guarantee_.word)
 
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
         """Compare with exact refits on random pairs of an object of X and a label.
@@ -347,7 +348,7 @@ class FullConformalClassifier(ConformalClassifier):
                 "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no recalibration."
             )
         rng = check_random_state(random_state)
-        with progress_bar("refits", bool(self.verbose)) as progress:
+        with progress_bar("refits", self.verbose) as progress:
             return audit_fitted(
                 self._fitted, X, self._query(), n_pairs, max_refits, self.confidence_level, rng, progress
             )  # fmt: skip
@@ -369,7 +370,7 @@ class FullConformalClassifier(ConformalClassifier):
         check_is_fitted(self)
         validation.check_scores(self)
         index = validation.check_fresh(X, y, self.classes_)
-        with progress_bar("p-values", bool(self.verbose)) as progress:
+        with progress_bar("p-values", self.verbose) as progress:
             query = self._query(progress=progress)
             self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), index, query)
         return self

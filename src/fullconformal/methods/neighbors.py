@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -43,6 +42,7 @@ from fullconformal import pvalues
 from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
 from fullconformal.methods.fitting import log_of
+from fullconformal.models.distances import Near, blocks, log_kernel, log_sum, nearest, smallest, without_self
 from fullconformal.models.requirements import check_distances
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
@@ -54,8 +54,8 @@ TIE = 8 * float(np.finfo(np.float64).eps)
 
 # Bytes of a block; larger ones are no faster.
 CACHE = 2**22
-# Neighbours that are kept of a point beyond its k nearest, and bytes that what is kept of them may take.
-KEPT, MOST = 12, 2**29
+# Neighbours that are kept of a point beyond its k nearest.
+KEPT = 12
 
 
 @dataclass(frozen=True)
@@ -131,34 +131,6 @@ class Lists:
     def mean_with(self, distance: FloatArray) -> FloatArray:
         """Mean distance (m, n) once a point at distances (m, n) has joined: it takes the kth place where it is nearer."""
         return (self.rest + np.minimum(distance, self.last)) / np.minimum(self.size + 1, self.k)
-
-
-@dataclass(frozen=True)
-class Near:
-    """Of each point its L nearest: |x − x'|^p by columns (n, L, d), which are there (n, L), how far at least the others are (n,)."""
-
-    gaps: FloatArray
-    there: npt.NDArray[np.bool_]
-    beyond: FloatArray
-    own: bool
-
-    @classmethod
-    def of(cls, X: FloatArray, allowed: npt.NDArray[np.bool_], size: int, p: float) -> Self:
-        """Of points X (n, d), among those allowed (n, n); never the point itself."""
-        size = min(size, len(X))
-        D = np.where(allowed, cdist(X, X, "minkowski", p=p), np.inf)
-        np.fill_diagonal(D, np.inf)
-        index = np.argpartition(D, size - 1, axis=1)[:, :size]
-        far = np.take_along_axis(D, index, 1)
-        more = np.isfinite(D).sum(1) > size
-        beyond = np.where(more, far.max(1), np.inf)
-        return cls(np.abs(X[:, None] - X[index]) ** p, np.isfinite(far), beyond, bool(allowed[0, 0]))
-
-    def among(self, i: int, y: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Which points (n,) with labels y (n,) are neighbours that count for point i."""
-        out: npt.NDArray[np.bool_] = (y == y[i]) == self.own
-        out[i] = False
-        return out
 
 
 @savable
@@ -312,31 +284,6 @@ class KernelDensity(Scores):
         return TIE * (d + math.log(len(self.y) + 1)) * (1 + tau)
 
 
-def blocks(length: int, row: int, size: int) -> Iterator[slice]:
-    """Slices of as many rows of so many bytes as fit a block of this size."""
-    step = max(1, size // max(row, 1))
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-def without_self(block: FloatArray, at: slice, nothing: float) -> FloatArray:
-    """The rows `at` (b, n) of a matrix of pairs, what a point is to itself overwritten by what a missing point is."""
-    block[np.arange(len(block)), np.arange(at.start, at.stop)] = nothing
-    return block
-
-
-def smallest(D: FloatArray, k: int) -> FloatArray:
-    """The k smallest (b, k) of each row of D (b, n), sorted; inf where there are fewer."""
-    out = np.full((len(D), k), np.inf)
-    least = np.partition(D, k - 1, axis=1)[:, :k] if D.shape[1] > k else D
-    out[:, : least.shape[1]] = np.sort(least, axis=1)
-    return out
-
-
-def nearest(D: FloatArray, y: npt.NDArray[Any], n_classes: int, k: int) -> FloatArray:
-    """The k smallest distances (b, C, k) to the points of each label, sorted, of D (b, n); inf where there are fewer."""
-    return np.stack([smallest(D[:, y == c], k) for c in range(n_classes)], axis=1)
-
-
 def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
     """own / others elementwise, with the conventions above."""
     own, others = np.broadcast_arrays(own, others)
@@ -344,20 +291,6 @@ def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
         # A ratio that is too large is inf.
         out: FloatArray = np.where(own > 0, np.inf, 1.0)
         return np.divide(own, others, out=out, where=(others > 0) & (own < np.inf))
-
-
-def log_kernel(A: FloatArray, B: FloatArray, bandwidth: float) -> FloatArray:
-    """log K (a, b) of the rows of A (a, d) and B (b, d), up to the kernel's constant."""
-    squared: FloatArray = cdist(A, B, "sqeuclidean")
-    return -squared / (2 * bandwidth**2)
-
-
-def log_sum(log_K: FloatArray) -> FloatArray:
-    """log Σ exp of each row of (b, n); −inf for an empty sum."""
-    top: FloatArray = log_K.max(axis=1, initial=-np.inf)
-    top[np.isinf(top)] = 0.0
-    with np.errstate(divide="ignore"):
-        return np.asarray(top + np.log(np.exp(log_K - top[:, None]).sum(1)))
 
 
 # The method -----------------------------------------------------------------------------------------------------------
@@ -376,10 +309,10 @@ class FittedNeighbors(Fitted):
 
     @property
     def takes_scales(self) -> bool:  # type: ignore[override]
-        """Whether what is kept of neighbours for that fits in memory; densities keep nothing."""
+        """Whether what is kept of neighbours for that is no more than half a GiB; densities keep nothing."""
         n, d = self.bag.X.shape
         k = self.bag.k if isinstance(self.bag, NearestNeighbors) else -KEPT
-        return bool(16 * n * (n + (k + KEPT) * d) <= MOST)
+        return bool(16 * n * (n + (k + KEPT) * d) <= 2**29)
 
     def holds(self, X: Any) -> bool:
         return starts_with(self.bag.X, X)

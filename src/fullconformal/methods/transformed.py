@@ -28,9 +28,6 @@ from fullconformal.runtime.files import fingerprint
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
 
-# Objects whose transformers are fitted before the method is asked about them: no more than these bytes, nor than these.
-TOGETHER, MOST = 2**27, 32
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -48,13 +45,10 @@ class Asked:
         out[:, self.rows, labels] = np.stack(found)[:, :, labels]
 
 
-# Parts of an object that progress is told of: one may take many refits.
-PARTS = 1000
-
-
 def _onwards(progress: Progress, before: int, size: int, whole: int, done: int, total: int) -> None:
     """Progress with some objects, as many as `size`, of the whole, of which others were done before."""
-    progress(PARTS * before + PARTS * size * done // max(total, 1), PARTS * whole)
+    # In thousandths: one object may take many refits.
+    progress(1000 * before + 1000 * size * done // max(total, 1), 1000 * whole)
 
 
 @savable
@@ -122,7 +116,8 @@ class FittedInBag(Fitted):
         m, labelled = _num_samples(X), needs_labels(self.transformers.fitted)
         slow = labelled or self.transformers.slow
         names = hashes(joined(self.bag.X, X)) if slow else np.zeros(self.n + m, dtype=np.uint64)
-        step = max(1, min(MOST, TOGETHER // max(self.inputs.nbytes, 1))) if slow else m
+        # So many objects' transformers are fitted before the method is asked about them: 32, and no more than 128 MiB of them.
+        step = max(1, min(32, 2**27 // max(self.inputs.nbytes, 1))) if slow else m
         for start in range(0, m, step):
             rows = np.arange(start, min(start + step, m))
             if labelled:
@@ -182,7 +177,7 @@ class FittedInBag(Fitted):
             yield asked, one
             done += len(asked.rows)
             if query.progress is not None:
-                query.progress(PARTS * done, PARTS * total)
+                query.progress(1000 * done, 1000 * total)
 
     def _work(self, query: Query, fitted: Fitted) -> Any:
         """Who does the work; the parts of a fit of its own are kept in a folder of its own."""
