@@ -300,6 +300,30 @@ def test_saved_and_loaded(model, tmp_path):
         assert again.guarantee_ == clf.guarantee_
 
 
+def test_frozen_transformers_are_saved(tmp_path):
+    X, y, new = numbers()
+    frozen = FrozenEstimator(StandardScaler().fit(X))
+    clf = FullConformalClassifier(make_pipeline(frozen, PCA(2), LR)).fit(X, y)
+    clf.save(tmp_path / "frozen.safetensors")
+    assert np.array_equal(load(tmp_path / "frozen.safetensors").predict_p(new), clf.predict_p(new))
+
+
+def test_refits_behind_a_transformer_go_on_where_they_were(tmp_path):
+    X, y, new = numbers()
+    pipe = make_pipeline(StandardScaler(), GaussianNB())
+    options = {"method": "exact", "scheme": "ordinary", "checkpoint": tmp_path}
+    p = FullConformalClassifier(pipe, **options).fit(X, y).predict_p(new)
+    kept = sorted(tmp_path.rglob("*.npy"))
+    assert kept and np.array_equal(FullConformalClassifier(pipe, **options).fit(X, y).predict_p(new), p)
+    assert sorted(tmp_path.rglob("*.npy")) == kept
+
+
+def test_transformers_that_compute_with_the_batch_are_refused():
+    X, y, _ = numbers()
+    with pytest.raises(ValueError, match="by itself than beside others"):
+        FullConformalClassifier(make_pipeline(FunctionTransformer(lambda X: X - X.mean(0)), LR)).fit(X, y)
+
+
 def test_the_rest_of_the_interface_behind_transformers():
     X, y, new = tables()
     clf = FullConformalClassifier(make_pipeline(encoder(), LR), random_state=0).fit(X, y)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fullconformal.losses import NotFinite
 from fullconformal.models.adapters import check_objective, is_skorch, supported
 from fullconformal.models.networks import find_head
+from fullconformal.models.objects import take
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -95,7 +96,20 @@ def fit_transformer(transformers: Pipeline | None, X: Any, y: Any, prefit: bool)
     if transformers is None:
         return None, X
     transformers = transformers if prefit else clone(transformers).fit(X, y)
-    return transformers, transform(transformers, X)
+    inputs = transform(transformers, X)
+    check_one_by_one(transformers, X, inputs)
+    return transformers, inputs
+
+
+def check_one_by_one(transformers: Pipeline, X: Any, inputs: Any) -> None:
+    """Raise where an object of X (n, ...) comes out otherwise by itself than beside the others, as inputs (n, ...)."""
+    alone = transform(transformers, take(X, [0]))
+    near = 1e-4 * float(np.abs(inputs).max(initial=0.0))
+    if alone.shape[1:] != inputs.shape[1:] or not np.allclose(alone, inputs[:1], rtol=1e-4, atol=near):
+        raise ValueError(
+            "a transformer of the Pipeline gives another result for an object by itself than beside others: it is random, or computes "
+            "with the whole batch (as a FunctionTransformer that subtracts a mean). Let it learn such numbers in fit, as StandardScaler does."
+        )
 
 
 def transform(transformers: Pipeline, X: Any) -> Any:

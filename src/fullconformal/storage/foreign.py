@@ -28,6 +28,7 @@ HOMES = {
         "sklearn.feature_selection": ("VarianceThreshold",),
         "sklearn.compose": ("ColumnTransformer",),
         "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
+        "sklearn.frozen": ("FrozenEstimator",),
         "sklearn.linear_model": ("LogisticRegression",),
         "sklearn.neural_network": ("MLPClassifier",),
         "sklearn.neighbors": ("KNeighborsClassifier",),
