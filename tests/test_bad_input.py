@@ -75,7 +75,7 @@ class Explodes(nn.Module):
         ({"n_jobs": 0}, "n_jobs=0 is not allowed"),
         ({"n_jobs": 1.5}, "n_jobs=1.5 is not allowed"),
         ({"checkpoint": 3}, "checkpoint=3 is not allowed; give None or the path of a folder"),
-        ({"verbose": "no"}, "verbose='no' is not allowed; give 0 or 1"),
+        ({"verbose": "no"}, "verbose='no' is not allowed; give None, 0 or 1"),
         ({"max_epochs": 1.5}, "max_epochs=1.5 is not allowed; give a whole number"),
         ({"max_epochs": -1}, "max_epochs=-1 is not allowed"),
         ({"prefit": True}, "prefit=True needs a fitted estimator"),

@@ -354,7 +354,8 @@ def test_features_far_from_zero_are_fitted_all_the_same(n_classes):
 def test_guarantees_are_not_claimed_where_they_are_lost():
     X, y, *_ = data(2, n=60)
     with pytest.warns(ConformalWarning, match="SelectKBest learned from the labels"):
-        clf = FullConformalClassifier(make_pipeline(SelectKBest(k=2), LogisticRegression())).fit(X, y)
+        pipe = make_pipeline(SelectKBest(k=2), LogisticRegression())
+        clf = FullConformalClassifier(pipe, transformers="fixed").fit(X, y)
     assert "exactly valid, whatever" not in str(clf.diagnose())
     with pytest.warns(ConformalWarning, match="only approximately valid"):
         FullConformalClassifier(mlp(4, (3,), 2), head="auto", max_epochs=2).fit(X, y)
@@ -550,13 +551,22 @@ def test_an_audit_ties_equal_points_as_the_method_does(method):
     assert audit.n_refits == 8 * 40
 
 
+SCALED = make_pipeline(StandardScaler(), KNeighborsClassifier())
+
+
 @pytest.mark.parametrize(
     "clf, word, covered",
     [
         (FullConformalClassifier(), "exact", 0.9),
         (FullConformalClassifier(method="influence"), "approximate", 0.0),
         (FullConformalClassifier(KNeighborsClassifier()), "exact", 0.9),
-        (FullConformalClassifier(make_pipeline(StandardScaler(), KNeighborsClassifier())), "approximate", 0.0),
+        (FullConformalClassifier(SCALED), "exact", 0.9),
+        (FullConformalClassifier(SCALED, transformers="fixed"), "approximate", 0.0),
+        (
+            FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression()), method="influence"),
+            "approximate",
+            0.0,
+        ),
         (SplitConformalClassifier(), "exact", 0.9),
         (AggregatedConformalClassifier(), "1 − 2ε", 0.8),
         (CVPlusClassifier(), "1 − 2ε", 0.8),

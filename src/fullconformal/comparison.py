@@ -36,7 +36,7 @@ def compare(
     *,
     estimator: Any = None,
     random_state: Any = 0,
-    verbose: int = 0,
+    verbose: int | None = None,
 ) -> Comparison:
     """Fit methods on the same data and measure them on the same objects.
 
@@ -55,8 +55,8 @@ def compare(
         With ``methods=None``: the classifier that all of them wrap; None is the built-in logistic regression.
     random_state : int, RandomState or None, default=0
         With ``methods=None``: the seed of all methods.
-    verbose : int, default=0
-        1 shows progress.
+    verbose : int or None, default=None
+        1 shows progress; None leaves it to the methods, which show it where it takes long.
 
     Returns
     -------
@@ -122,6 +122,7 @@ def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test:
     fitted = time.perf_counter()
     if method.classes_.tolist() != out.classes.tolist():
         raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {out.classes.tolist()}.")
+    out.guarantees[name] = method.guarantee_.word
     p = method.predict_epsilon(X_test)
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
     # Whether sets are nested is checked on a grid of levels.

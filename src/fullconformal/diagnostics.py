@@ -37,6 +37,8 @@ class Diagnostics:
         Whether the method's guarantee holds without any of this.
     caveat : str
         What the guarantee of a valid method lacks all the same.
+    guarantee : str
+        What is promised of the sets: "exact", "1 − 2ε" or "approximate".
     held : str
         Parameters that the curvature does not know and that were held fixed.
     estimates : tuple of str
@@ -57,6 +59,7 @@ class Diagnostics:
     negative_scores: int
     valid: bool = False
     caveat: str = ""
+    guarantee: str = ""
     held: str = ""
     estimates: tuple[str, ...] = ()
 
@@ -114,6 +117,7 @@ class Diagnostics:
             ("largest leverage of a point", f"{self.largest_leverage:.3f}"),
             ("negative linearised losses", f"{self.negative_scores} of {self.n_points}"),
         ]
+        rows += [("guarantee", self.guarantee)] if self.guarantee else []
         rows += [("" if k else "estimated cost", text) for k, text in enumerate(self.estimates)]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value}" for name, value in rows]

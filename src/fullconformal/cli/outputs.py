@@ -89,6 +89,7 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     final = split_pipeline(clf.estimator)[1]
     facts: dict[str, Any] = {
         "predictor": type(clf).__name__,
+        "guarantee": clf.guarantee_.word,
         "model": "logistic regression (built-in)" if final is None else " ".join(repr(final).split()),
         "confidence_level": clf.confidence_level,
         "class_conditional": bool(clf.class_conditional),

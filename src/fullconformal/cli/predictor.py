@@ -90,6 +90,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     printer.say(f"{facts['predictor']}, {tables.file_size(predictor)}")
     rows = {
         "method": facts.get("method"),
+        "guarantee": str(clf.guarantee_),
         "model": facts["model"],
         "confidence level": f"{facts['confidence_level']:g}",
         "class-conditional": "yes" if facts["class_conditional"] else None,

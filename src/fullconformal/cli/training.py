@@ -68,12 +68,14 @@ def fit(
         clf.fit(X, y)
     seconds = time.perf_counter() - start
     printer.say(f"method {clf.method_}: {'; '.join(reasons)}" if reasons else f"method {clf.method_}")
+    printer.say(f"guarantee {clf.guarantee_}")
     factory = None if model in MODELS else model
     notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
     notes["rows"] = tables.marks_as_text(X)
     save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
     printer.json({
-        "rows": len(y), "method": clf.method_, "model": model, "confidence_level": confidence, "classes": sizes,
+        "rows": len(y), "method": clf.method_, "guarantee": clf.guarantee_.word, "model": model,
+        "confidence_level": confidence, "classes": sizes,
         **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
     })  # fmt: skip
     printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")

@@ -103,6 +103,11 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         out[:, self._known] = columns
         return out
 
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """As scikit-learn writes it; of a fitted one, with its guarantee in one word."""
+        promise = f"  # guarantee: {self.guarantee_.word}" if hasattr(self, "classes_") else ""
+        return f"{super().__repr__(N_CHAR_MAX)}{promise}"
+
     @abstractmethod
     def predict_p(self, X: Any, *, smoothing: bool = False) -> npt.NDArray[np.float64]:
         """p-values (m, C), columns as in ``classes_``."""
@@ -229,7 +234,7 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             path, p, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
             n_train=self.n_samples_fit_, images=images,
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
-            proba=self.predict_proba(X), diagnostics=self.notes(),
+            proba=self.predict_proba(X), diagnostics=[f"The guarantee is {self.guarantee_}.", *self.notes()],
         )  # fmt: skip
 
     def _beside(self, X: Any, others: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class FoldsClassifier(HeldOutClassifier):
         self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
         randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
         confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
-        n_jobs: int | None = None, random_state: Any = None, verbose: int = 0,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -85,8 +85,8 @@ class CVPlusClassifier(PlusClassifier, FoldsClassifier):
         Models trained at a time; any joblib backend.
     random_state : int, RandomState or None, default=None
         Seeds the folds, training and randomised scores.
-    verbose : int, default=0
-        1 shows a progress bar.
+    verbose : int or None, default=None
+        1 shows progress bars, 0 nothing; None shows progress where work takes more than about ten seconds.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class JackknifePlusClassifier(PlusClassifier):
         self, estimator: Any = None, *, conformity_score: str = "loss", randomized: bool = True,
         k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
         class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200, n_jobs: int | None = None,
-        random_state: Any = None, verbose: int = 0,
+        random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 

@@ -24,8 +24,10 @@ from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query, Recalibration
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import select
+from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
-from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
+from fullconformal.models.requirements import fit_transformer, split_pipeline, transform
+from fullconformal.models.transformers import is_fixed, needs_labels, parts, seeded
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import LIMITS, StorageError, require, savable
 
@@ -72,6 +74,10 @@ class FullConformalClassifier(ConformalClassifier):
         regression. Exactly valid where the rest was not trained on the data given to `fit` (a pretrained backbone, with
         ``prefit=True``); where it was, only approximately. The rest computes in float64, at about twice the cost, if its layers allow it:
         in float32 the features of an object would depend on its batch, and ties would be lost.
+    transformers : {"bag", "fixed"}, default="bag"
+        How the transformers of a Pipeline are fitted: "bag" fits them anew with each object to predict (with each of its labels where
+        they look at labels), which an exact guarantee asks for; "fixed" once, to the training objects: faster, and approximate.
+        What learns nothing, a FrozenEstimator and all of ``prefit=True`` stay as they are; so do all with ``method="influence"``.
     confidence_level : float, default=0.9
         Of the sets, where `predict_set` is not told otherwise.
     class_conditional : bool, default=False
@@ -96,8 +102,9 @@ class FullConformalClassifier(ConformalClassifier):
         options goes on from there. Without `random_state` training is then seeded by 0, so that it is the same again.
     random_state : int, RandomState or None, default=None
         Seeds training and the smoothing of p-values.
-    verbose : int, default=0
-        1 shows progress bars, and the choice of the curvature.
+    verbose : int or None, default=None
+        1 shows progress bars, and the choice of the curvature; 0 nothing. None shows progress, and how long it will take, where that is
+        more than about ten seconds: as a bar on a terminal and in a notebook, as one line on standard error elsewhere.
 
     Attributes
     ----------
@@ -109,15 +116,14 @@ class FullConformalClassifier(ConformalClassifier):
     method_reason_ : str
         Why it was taken.
     transformer_ : Pipeline or None
-        The fitted transformers of a Pipeline.
+        The transformers of a Pipeline, fitted to the training objects; `predict` and `predict_proba` use them.
 
     Notes
     -----
     ``scheme``, ``class_conditional``, ``confidence_level`` and, with influence, ``approximation`` and ``prune`` may be changed by
     `set_params` after `fit`; other parameters are read when fitting.
 
-    In a Pipeline the transformers are fitted once, to the training data. A guarantee in the strict sense would refit them for every
-    candidate: where they only look at X the difference is hardly to be measured, where they look at labels `fit` warns.
+    A transformer that looks at labels only where it is given some, and has no tag that says so, is given none with ``transformers="bag"``.
 
     Examples
     --------
@@ -141,10 +147,10 @@ class FullConformalClassifier(ConformalClassifier):
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
         curvature: Any = "auto", damping: float | None = None, l2: float | None = None, loss: Any = "softmax",
-        prefit: bool = False, head: str | None = None, confidence_level: float = 0.9, class_conditional: bool = False,
-        prune: bool | str = "auto", max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
+        prefit: bool = False, head: str | None = None, transformers: str = "bag", confidence_level: float = 0.9,
+        class_conditional: bool = False, prune: bool | str = "auto", max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
         memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
-        verbose: int = 0,
+        verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -185,15 +191,25 @@ class FullConformalClassifier(ConformalClassifier):
             bag = Bag(X, place[index], known)
         if self.method == "auto":
             config.work.say(f"method {selection.method.name}: {selection.reason}")
-        self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
-        with progress_bar("training", bool(self.verbose)) as progress:
+        # Open random states are closed, so that transformers can be fitted to other bags in the same way.
+        unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
+        learns = y if unfitted is None or self.transformers == "fixed" or needs_labels(unfitted) else None
+        self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
+        with progress_bar("training", self.verbose) as progress:
             fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
+        if self._refits_transformers(fitted):
+            fitted = FittedInBag.of(fitted, selection.method, config, self.transformer_, bag)
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
         self.method_, self.method_reason_ = fitted.method, selection.reason
         if streamed:
             self.classes_ = np.arange(fitted.n_classes)
         self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
-        told = fitted.warnings if self._is_diagnosed else list(filter(None, [*fitted.warnings, self._caveat]))
+        # Whoever asks for fixed transformers knows what they do, unless these look at labels.
+        wanted = self.transformers == "fixed" and not (
+            self.transformer_ is not None and needs_labels(self.transformer_)
+        )
+        caveat = "" if self._is_diagnosed or (wanted and self.head is None) else self._caveat
+        told = list(filter(None, [*fitted.warnings, caveat]))
         if told:
             figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
             warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=3)
@@ -226,6 +242,11 @@ class FullConformalClassifier(ConformalClassifier):
         """Who does the work."""
         return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
 
+    def _refits_transformers(self, fitted: Fitted) -> bool:
+        """Whether a fit that keeps its promise without transformers needs them in the bag to keep it."""
+        learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
+        return learns and fitted.guarantee.is_exact and self.head is None and self.transformers == "bag"
+
     @property
     def _is_diagnosed(self) -> bool:
         """Whether figures of the fit say how far its approximation is to be trusted; a guarantee that gives a reason needs none."""
@@ -236,20 +257,25 @@ class FullConformalClassifier(ConformalClassifier):
         """What the guarantee of an exact method lacks, in words; empty where nothing."""
         if self.prefit:
             return ""
-        transformers, _ = split_pipeline(self.estimator)
-        every = [] if transformers is None else transformers.steps
-        steps = [type(step).__name__ for _, step in every if needs_labels(step)]
-        if steps:
-            return (
-                f"{', '.join(steps)} learned from the labels and was not refitted for each candidate, so the sets are not exactly "
-                "valid; fit it on other data (prefit=True), or leave it out"
-            )
         if self.head is not None:
             return (
                 "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
                 "that has not seen them (prefit=True) they are exact"
             )
-        return ""
+        if self.transformer_ is None or is_fixed(self.transformer_) or isinstance(self._fitted, FittedInBag):
+            return ""
+        if needs_labels(self.transformer_):
+            steps = ", ".join(
+                dict.fromkeys(type(part).__name__ for part in parts(self.transformer_) if needs_labels(part))
+            )
+            return (
+                f"{steps} learned from the labels and was not refitted for each candidate, so the sets are not exactly valid; take "
+                "transformers='bag', or fit it on other data (prefit=True)"
+            )
+        return (
+            "the transformers were fitted to the training objects only, so the sets are only approximately valid; transformers='bag' "
+            "fits them with each object, and the sets are exact"
+        )
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -278,7 +304,7 @@ class FullConformalClassifier(ConformalClassifier):
         validation.check_flag("smoothing", smoothing)
         given, X = X, self._prepare_inputs(X)
         validation.check_scores(self)
-        points, own = validation.check_weights(weights, self._fitted.n, len(X))
+        points, own = validation.check_weights(weights, self._fitted.n, _num_samples(X))
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         uniform = None
@@ -286,7 +312,7 @@ class FullConformalClassifier(ConformalClassifier):
             # Of objects as they were given: what transformers make of one differs in its last bits from batch to batch.
             seed = int(check_random_state(self.random_state).randint(2**31))
             uniform = uniforms(self._checked(given, reset=False), seed)[:, None]
-        with progress_bar("p-values", bool(self.verbose)) as progress:
+        with progress_bar("p-values", self.verbose) as progress:
             query = self._query(points=points, progress=progress)
             if bounds:
                 p: Any = self._fitted.bounds(X, query, own)
@@ -305,13 +331,15 @@ class FullConformalClassifier(ConformalClassifier):
         return self._widened(np.exp(self._fitted.log_proba(X)), 0.0)
 
     def _prepare_inputs(self, X: Any) -> Any:
-        """Checked objects as the model sees them."""
+        """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
         check_is_fitted(self)
         X = self._checked(X, reset=False)
-        X = X if self.transformer_ is None else transform(self.transformer_, X)
-        if tuple(X.shape[1:]) != self._input_shape:
-            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
-        return X
+        seen = X if self.transformer_ is None else transform(self.transformer_, X)
+        if tuple(seen.shape[1:]) != self._input_shape:
+            raise ValueError(
+                f"X has objects of shape {tuple(seen.shape[1:])}, but those of fit had {self._input_shape}."
+            )
+        return X if isinstance(self._fitted, FittedInBag) else seen
 
     def _query(self, **asked: Any) -> Query:
         """What is asked about objects, by the parameters as they are now."""
@@ -323,7 +351,7 @@ class FullConformalClassifier(ConformalClassifier):
     def diagnose(self) -> Diagnostics:
         """What to know before trusting the approximation; prints as a table."""
         check_is_fitted(self)
-        return replace(self._fitted.diagnostics, caveat=self._caveat)
+        return replace(self._fitted.diagnostics, caveat=self._caveat, guarantee=self.guarantee_.word)
 
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
         """Compare with exact refits on pairs of an object of X and a label, and say what that implies for the error rate.
@@ -353,7 +381,7 @@ class FullConformalClassifier(ConformalClassifier):
                 "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no recalibration."
             )
         rng = check_random_state(random_state)
-        with progress_bar("refits", bool(self.verbose)) as progress:
+        with progress_bar("refits", self.verbose) as progress:
             return audit_fitted(
                 self._fitted, X, self._query(), n_pairs, max_refits, self.confidence_level, rng, progress
             )  # fmt: skip
@@ -376,7 +404,7 @@ class FullConformalClassifier(ConformalClassifier):
         validation.check_scores(self)
         known = self.classes_ if self._known is None else self.classes_[self._known]
         index = validation.check_fresh(X, y, known)
-        with progress_bar("p-values", bool(self.verbose)) as progress:
+        with progress_bar("p-values", self.verbose) as progress:
             query = self._query(progress=progress)
             self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), index, query)
         return self
@@ -419,10 +447,6 @@ class FullConformalClassifier(ConformalClassifier):
             return EXACT.because("recalibrated with fresh points")
         if promise.is_exact and self._caveat:
             return APPROXIMATE.because(self._caveat)
-        if promise.is_exact and self.transformer_ is not None and not self.prefit:
-            return APPROXIMATE.because(
-                "the transformers were fitted to the training objects, without the object to predict"
-            )
         if promise.is_exact and self._known is not None and not self.class_conditional:
             return APPROXIMATE.because(ABSENT)
         return promise

@@ -117,7 +117,7 @@ class HeldOutFit:
     randomized: bool
     class_conditional: bool
     rng: np.random.RandomState
-    verbose: bool
+    verbose: int | None
 
     def models(self, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
         """Models fitted to the points that train, with their log-probabilities of the points that are scored, part by part."""
@@ -244,7 +244,7 @@ class HeldOutClassifier(ConformalClassifier):
         config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)), work=work)
         randomized = self.randomized and score.takes_uniform
         fit = HeldOutFit(
-            self.estimator, Bag(X, index, known), config, score, randomized, self.class_conditional, rng, bool(self.verbose)
+            self.estimator, Bag(X, index, known), config, score, randomized, self.class_conditional, rng, self.verbose
         )  # fmt: skip
         self._held_out = self._calibrate(fit)
         self.warn_unreachable(self.confidence_level, stacklevel=4)

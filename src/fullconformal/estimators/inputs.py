@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, validate_data
 from torch import Tensor, bfloat16
 
+from fullconformal.models.objects import contents
 from fullconformal.models.requirements import REMEDY, place
 from fullconformal.storage import LIMITS
 
@@ -31,29 +29,6 @@ def array(tensor: Tensor) -> npt.NDArray[Any]:
 def first_rows(X: Any, most: int = LIMITS.rows) -> Any:
     """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
     return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
-
-
-def contents(X: Any) -> Iterator[bytes]:
-    """What each object holds, as bytes that do not depend on the other objects."""
-    if issparse(X):
-        X = X.tocsr().sorted_indices()
-        for first, last in pairwise(X.indptr):
-            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].astype(np.float64).tobytes()
-        return
-    X = np.asarray(X)
-    if X.dtype.kind in "biuf":
-        # In one precision and with one zero: how numbers are held may depend on the other objects.
-        yield from ((x.astype(np.float64) + 0.0).tobytes() for x in X)
-        return
-    # Bytes would be addresses, or text as wide as the longest in the array.
-    for x in X:
-        values = x.tolist() if hasattr(x, "tolist") else x
-        yield repr([_as_float(v) for v in values] if isinstance(values, list) else values).encode()
-
-
-def _as_float(value: Any) -> Any:
-    """A number as float64 has it, where it has it; anything else as it is."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else value
 
 
 def double(X: Any) -> Any:

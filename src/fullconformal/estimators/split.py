@@ -79,8 +79,8 @@ class SplitConformalClassifier(HeldOutClassifier):
         For modules.
     random_state : int, RandomState or None, default=None
         Seeds the split, training, randomised scores and smoothing.
-    verbose : int, default=0
-        1 shows the progress of a module's training.
+    verbose : int or None, default=None
+        1 shows progress bars, 0 nothing; None shows progress where work takes more than about ten seconds.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class SplitConformalClassifier(HeldOutClassifier):
         self, estimator: Any = None, *, conformity_score: str = "loss", calibration_size: float = 0.2,
         prefit: bool = False, randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
         allow_empty: bool = True, confidence_level: float = 0.9, class_conditional: bool = False,
-        l2: float | None = None, max_epochs: int = 200, random_state: Any = None, verbose: int = 0,
+        l2: float | None = None, max_epochs: int = 200, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -210,7 +210,7 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         conformity_score: str = "loss", calibration_size: float = 0.2, randomized: bool = True,
         k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
         class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200, n_jobs: int | None = None,
-        random_state: Any = None, verbose: int = 0,
+        random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 

@@ -72,8 +72,8 @@ def check_shared(clf: Any) -> None:
         raise ValueError(f"checkpoint={folder!r} is not allowed; give None or the path of a folder.")
     if folder is not None and os.path.isfile(folder):
         raise ValueError(f"checkpoint={str(folder)!r} is a file; give the path of a folder.")
-    if not isinstance(clf.verbose, (bool, np.bool_)):
-        check_whole("verbose", clf.verbose, 0, "0 or 1")
+    if clf.verbose is not None and not isinstance(clf.verbose, (bool, np.bool_)):
+        check_whole("verbose", clf.verbose, 0, "None, 0 or 1")
 
 
 def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
@@ -123,6 +123,7 @@ def check_full(clf: Any) -> None:
     own_method = isinstance(clf.method, Method)
     if not own_method:
         check_option("method", clf.method, METHODS)
+    check_option("transformers", clf.transformers, ("bag", "fixed"))
     check_scores(clf)
     if not isinstance(clf.curvature, Curvature):
         check_option("curvature", clf.curvature, ("auto", *CURVATURES, "last_layer_kron"))

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.stats import beta
+from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.linear.from_problem import Regression
 from fullconformal.methods.base import Fitted, Query
 from fullconformal.methods.fitting import FittedProblem
+from fullconformal.models.objects import take
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import Progress
@@ -196,7 +198,7 @@ def label_chances(p: npt.NDArray[np.float64], proba: npt.NDArray[np.float64], le
 
 def audit_fitted(
     fitted: Fitted,
-    X: npt.NDArray[np.generic],
+    X: Any,
     query: Query,
     n_pairs: int,
     max_refits: int,
@@ -208,7 +210,8 @@ def audit_fitted(
 
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
-    n, refits = fitted.n, Refits(fitted, rng) if isinstance(fitted, FittedProblem) else None
+    n, first = fitted.n, fitted.at(take(X, [0]), 0)[0]
+    refits = Refits(first, rng) if isinstance(first, FittedProblem) else None
     if refits is None and not fitted.guarantee.is_exact:
         other = "check the coverage on held-out points" if fitted.guarantee.reason else "audit on arrays"
         raise ValueError(f"an audit refits the model, and this one's training points were not kept; {other} instead.")
@@ -223,20 +226,21 @@ def audit_fitted(
 
     p_method, p_exact, distances, weights = [], [], [], []
     for _ in range(n_pairs):
-        at = rng.randint(len(X))
-        x = X[at : at + 1]
+        x = take(X, [rng.randint(_num_samples(X))])
         every = fitted.p_values(x, query)[0]
         chances = label_chances(every, np.exp(fitted.log_proba(x)[0]), level)
         label = int(rng.choice(fitted.n_classes, p=chances))
         p = float(every[label])
         p_method.append(p)
         weights.append(1 / chances[label])
-        if refits is None:
+        # With transformers in the bag, another fit for each object.
+        one, x = fitted.at(x, label)
+        if not isinstance(one, FittedProblem):
             p_exact.append(p)
             continue
         points = np.sort(rng.choice(n, n_points, replace=False))
-        exact, own = refits.scores(x, label, points, query.q, tick)
-        told = fitted.scores(x, query)
+        exact, own = (refits if one is first and refits else Refits(one, rng)).scores(x, label, points, query.q, tick)
+        told = one.scores(x, query)
         if told is None:
             p_exact.append((1 + n * not_below(exact, own)) / (n + 1))
             continue

@@ -72,7 +72,11 @@ class Bag:
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked about objects: the scheme q, how to approximate, weights (n,) of the points, who is compared with whom."""
+    """What is asked about objects: the scheme q, how to approximate, weights (n,) of the points, who is compared with whom.
+
+    ``scales`` (m, d), None for ones, are factors s_j of each object's penalties: Λ_j s_j² in place of Λ_j. They are what a diagonal scaler
+    that is refitted with the object does to the columns of a penalised linear model.
+    """
 
     q: float
     approximation: str = "direct"
@@ -81,6 +85,7 @@ class Query:
     class_conditional: bool = False
     progress: Progress | None = None
     work: Work = field(default_factory=Work)
+    scales: FloatArray | None = None
 
     def weight(self, y: IntArray, n_classes: int) -> FloatArray | None:
         """Weight (n, C) of points with labels y (n,) against a candidate of each label; None where all are one."""
@@ -114,6 +119,8 @@ class Fitted(ABC):
     guarantee: ClassVar[Guarantee] = APPROXIMATE
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
+    #: whether it can be told of scales of columns that differ between objects; shifts of columns must not matter to it then
+    takes_scales: ClassVar[bool] = False
     #: shape of an object, where the training points came as a stream
     input_shape: tuple[int, ...] = ()
 
@@ -153,6 +160,10 @@ class Fitted(ABC):
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the method orders points without scoring them."""
         return None
+
+    def at(self, X: Any, label: int) -> tuple[Fitted, Any]:
+        """What answers for one candidate, of object X (1, ...), and the object as that sees it."""
+        return self, X
 
     def holds(self, X: Any) -> bool:
         """Whether objects X are the first training points, up to rounding; True where these were not kept."""

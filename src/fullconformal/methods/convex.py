@@ -174,6 +174,7 @@ def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config
     return fitted
 
 
+@savable
 @dataclass(frozen=True)
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
@@ -185,6 +186,7 @@ class Symmetric(Method):
         return fitted
 
 
+@savable
 @dataclass(frozen=True)
 class Exact(Method):
     """Full CP itself for convex models."""

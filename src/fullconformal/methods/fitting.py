@@ -32,6 +32,7 @@ from fullconformal.models.requirements import (
     transform,
 )
 from fullconformal.models.training import train
+from fullconformal.models.transformers import seeded
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
 from fullconformal.storage import savable
@@ -267,15 +268,12 @@ def trained_here(final: Any) -> bool:
 
 def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
     """A clone of the estimator fitted to all of (X, y); random states that were left open, a Pipeline's steps included, are seeded."""
-    estimator = clone(estimator)
     if is_skorch(estimator):
+        estimator = clone(estimator)
         # Full conformal prediction trains on every labelled point: no internal hold-out.
         estimator.set_params(train_split=None)
         return estimator.fit(np.asarray(X, dtype=np.float32), np.asarray(y, dtype=np.int64))
-    unset = [k for k, v in estimator.get_params().items() if k.split("__")[-1] == "random_state" and v is None]
-    if unset:
-        estimator.set_params(**dict.fromkeys(unset, seed))
-    return estimator.fit(X, y)
+    return seeded(estimator, seed).fit(X, y)
 
 
 def settings_of(estimator: Any) -> list[tuple[str, str]]:

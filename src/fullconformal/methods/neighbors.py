@@ -18,14 +18,18 @@ Where a score is not defined by its formula:
 
 The logarithm changes no p-value and keeps far points apart, whose kernels would all round to zero; h and the dimension give a factor
 common to all, which is dropped. Infinite scores tie with each other.
+
+Behind a scaler that is fitted with the object, all distances change a little, for each object by other scales s of the columns. The k
+nearest are then among a few more than k that were nearest before: a point at distance D is at D/max s or more. Those few, and for
+densities all pairs of a label, are scaled for many objects at once, as a product of matrices.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -38,6 +42,7 @@ from fullconformal import pvalues
 from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
 from fullconformal.methods.fitting import log_of
+from fullconformal.models.distances import Near, blocks, log_kernel, log_sum, nearest, smallest, without_self
 from fullconformal.models.requirements import check_distances
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
@@ -49,6 +54,8 @@ TIE = 8 * float(np.finfo(np.float64).eps)
 
 # Bytes of a block; larger ones are no faster.
 CACHE = 2**22
+# Neighbours that are kept of a point beyond its k nearest.
+KEPT = 12
 
 
 @dataclass(frozen=True)
@@ -64,18 +71,29 @@ class Scores(ABC):
         """All scores at once, α (m, C, n) and τ (m, C), for the candidates of X_test (m, d)."""
 
     @abstractmethod
+    def scaled(self, X_test: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The same for objects that divide all columns by scales (m, d)."""
+
+    @abstractmethod
     def tie(self, tau: FloatArray) -> FloatArray:
         """How far from a finite τ (m, C) a score is still tied with it."""
 
     def counts(
-        self, X_test: npt.ArrayLike, weight: FloatArray | None = None, progress: Progress | None = None, block: int = CACHE
+        self, X_test: npt.ArrayLike, weight: FloatArray | None = None, progress: Progress | None = None, block: int = CACHE,
+        scales: FloatArray | None = None,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """Weight (m, C) of the training points above each candidate and of those tied; weight (n, C) as in `pvalues`."""
+        """Weight (m, C) of the training points above each candidate and of those tied; weight (n, C) as in `pvalues`.
+
+        ``scales`` (m, d), by which objects divide the columns, where they do.
+        """
         X_test = np.asarray(X_test, dtype=np.float64)
         greater, equal = np.empty((2, len(X_test), self.n_classes))
         against = None if weight is None else weight.T
-        for at in blocks(len(X_test), (32 * self.n_classes + 64) * len(self.y), block):
-            alpha, tau = self.scores(X_test[at])
+        row, size = (32 * self.n_classes + 64) * len(self.y), block
+        if scales is not None:
+            row, size = row + 64 * len(self.y) * KEPT, 8 * block
+        for at in blocks(len(X_test), row, size):
+            alpha, tau = self.scores(X_test[at]) if scales is None else self.scaled(X_test[at], scales[at])
             own = self.tie(np.where(np.isfinite(tau), tau, 0.0))[:, :, None]
             greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], own, against, axis=-1)
             if progress is not None:
@@ -100,10 +118,10 @@ class Lists:
 
     @classmethod
     def of(cls, nearest: FloatArray) -> Self:
-        """From sorted distances (n, k), inf where there are fewer."""
-        rest, last = nearest[:, :-1], nearest[:, -1]
+        """From sorted distances (..., n, k), inf where there are fewer."""
+        rest, last = nearest[..., :-1], nearest[..., -1]
         there = np.isfinite(nearest)
-        return cls(np.where(there[:, :-1], rest, 0.0).sum(1), last, there.sum(1), nearest.shape[1])
+        return cls(np.where(there[..., :-1], rest, 0.0).sum(-1), last, there.sum(-1), nearest.shape[-1])
 
     def mean(self) -> FloatArray:
         """Mean distance (n,); inf where there is no neighbour."""
@@ -152,9 +170,41 @@ class NearestNeighbors(Scores):
 
     def scores(self, X_test: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
         """All scores at once, α (m, C, n) and τ (m, C), for the candidates of X_test (m, d)."""
-        D = cdist(np.asarray(X_test, dtype=np.float64), self.X, "minkowski", p=self.p)
-        if_own = ratio(self.own.mean_with(D), self.others.mean())
-        if_other = ratio(self.own.mean(), self.others.mean_with(D))
+        return self._scores(
+            cdist(np.asarray(X_test, dtype=np.float64), self.X, "minkowski", p=self.p), self.own, self.others
+        )
+
+    def scaled(self, X_test: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The same for objects that divide all columns by scales (m, d)."""
+        factors = scales**-self.p
+        D = np.stack([np.abs(x - self.X) ** self.p @ factor for x, factor in zip(X_test, factors, strict=True)])
+        own, others = (self._lists(near, scales, factors) for near in self.near)
+        return self._scores(D ** (1 / self.p), own, others)
+
+    @cached_property
+    def near(self) -> tuple[Near, Near]:
+        """The nearest points of the own label and of the others, some more than k."""
+        own = self.y[:, None] == self.y
+        return Near.of(self.X, own, self.k + KEPT, self.p), Near.of(self.X, ~own, self.k + KEPT, self.p)
+
+    def _lists(self, near: Near, scales: FloatArray, factors: FloatArray) -> Lists:
+        """Lists of neighbours, (m, n) each, once columns are divided by scales (m, d), which are factors (m, d) of |x − x'|^p."""
+        n, kept, d = near.gaps.shape
+        D = (factors @ near.gaps.reshape(-1, d).T).reshape(-1, n, kept) ** (1 / self.p)
+        D[:, ~near.there] = np.inf
+        found = smallest(D.reshape(-1, kept), self.k).reshape(-1, n, self.k)
+        # What was not kept may have come nearer than the k-th.
+        for r, i in np.argwhere(found[..., -1] > near.beyond / scales.max(1)[:, None] * (1 - 1e-9)):
+            row = cdist(self.X[i : i + 1] / scales[r], self.X / scales[r], "minkowski", p=self.p)[
+                :, near.among(i, self.y)
+            ]
+            found[r, i] = smallest(row, self.k)[0]
+        return Lists.of(found)
+
+    def _scores(self, D: FloatArray, own: Lists, others: Lists) -> tuple[FloatArray, FloatArray]:
+        """Scores α (m, C, n) and τ (m, C) of objects at distances D (m, n), given the lists of the training points."""
+        if_own = ratio(own.mean_with(D), others.mean())
+        if_other = ratio(own.mean(), others.mean_with(D))
         by_class = nearest(D, self.y, self.n_classes, self.k)
         tau = np.empty(by_class.shape[:2])
         for c in range(self.n_classes):
@@ -203,42 +253,35 @@ class KernelDensity(Scores):
 
     def scores(self, X_test: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
         """All scores at once, α (m, C, n) and τ (m, C), for the candidates of X_test (m, d)."""
-        log_K = log_kernel(np.asarray(X_test, dtype=np.float64), self.X, self.bandwidth)
+        return self._scores(log_kernel(np.asarray(X_test, dtype=np.float64), self.X, self.bandwidth), self.log_sums)
+
+    def scaled(self, X_test: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The same for objects that divide all columns by scales (m, d)."""
+        factors = -(scales**-2.0) / (2 * self.bandwidth**2)
+        log_K = np.stack([(x - self.X) ** 2 @ factor for x, factor in zip(X_test, factors, strict=True)])
+        log_sums = np.empty((len(X_test), len(self.y)))
+        for c in range(self.n_classes):
+            members = np.flatnonzero(self.y == c)
+            n, wide = len(members), max(self.X.shape[1], len(X_test))
+            for at in blocks(n, 8 * n * wide, CACHE):
+                gaps = (self.X[members[at], None] - self.X[members]) ** 2
+                between = (gaps.reshape(-1, self.X.shape[1]) @ factors.T).reshape(len(gaps), n, -1)
+                between[np.arange(len(gaps)), np.arange(at.start, at.stop)] = -np.inf
+                log_sums[:, members[at]] = log_sum(between.swapaxes(1, 2).reshape(-1, n)).reshape(len(gaps), -1).T
+        return self._scores(log_K, log_sums)
+
+    def _scores(self, log_K: FloatArray, log_sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Scores α (m, C, n) and τ (m, C) of objects with kernels log K (m, n), given log sums (n,) or (m, n) of the training points."""
         size = self.size[self.y]
-        if_own = np.log(size) - np.logaddexp(self.log_sums, log_K)
-        if_other = np.log(np.maximum(size - 1, 1)) - self.log_sums
+        if_own = np.log(size) - np.logaddexp(log_sums, log_K)
+        if_other = np.log(np.maximum(size - 1, 1)) - np.atleast_2d(log_sums)
         sums = np.stack([log_sum(log_K[:, self.y == c]) for c in range(self.n_classes)], axis=1)
-        return self.by_label(if_own, if_other[None]), np.log(np.maximum(self.size, 1)) - sums
+        return self.by_label(if_own, if_other), np.log(np.maximum(self.size, 1)) - sums
 
     def tie(self, tau: FloatArray) -> FloatArray:
         """How far from a finite τ (m, C) a score is still tied with it: the exponents of its d terms are of the size of τ, or 1."""
         d: int = self.X.shape[1]
         return TIE * (d + math.log(len(self.y) + 1)) * (1 + tau)
-
-
-def blocks(length: int, row: int, size: int) -> Iterator[slice]:
-    """Slices of as many rows of so many bytes as fit a block of this size."""
-    step = max(1, size // max(row, 1))
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-def without_self(block: FloatArray, at: slice, nothing: float) -> FloatArray:
-    """The rows `at` (b, n) of a matrix of pairs, what a point is to itself overwritten by what a missing point is."""
-    block[np.arange(len(block)), np.arange(at.start, at.stop)] = nothing
-    return block
-
-
-def smallest(D: FloatArray, k: int) -> FloatArray:
-    """The k smallest (b, k) of each row of D (b, n), sorted; inf where there are fewer."""
-    out = np.full((len(D), k), np.inf)
-    least = np.partition(D, k - 1, axis=1)[:, :k] if D.shape[1] > k else D
-    out[:, : least.shape[1]] = np.sort(least, axis=1)
-    return out
-
-
-def nearest(D: FloatArray, y: npt.NDArray[Any], n_classes: int, k: int) -> FloatArray:
-    """The k smallest distances (b, C, k) to the points of each label, sorted, of D (b, n); inf where there are fewer."""
-    return np.stack([smallest(D[:, y == c], k) for c in range(n_classes)], axis=1)
 
 
 def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
@@ -248,20 +291,6 @@ def ratio(own: FloatArray, others: FloatArray) -> FloatArray:
         # A ratio that is too large is inf.
         out: FloatArray = np.where(own > 0, np.inf, 1.0)
         return np.divide(own, others, out=out, where=(others > 0) & (own < np.inf))
-
-
-def log_kernel(A: FloatArray, B: FloatArray, bandwidth: float) -> FloatArray:
-    """log K (a, b) of the rows of A (a, d) and B (b, d), up to the kernel's constant."""
-    squared: FloatArray = cdist(A, B, "sqeuclidean")
-    return -squared / (2 * bandwidth**2)
-
-
-def log_sum(log_K: FloatArray) -> FloatArray:
-    """log Σ exp of each row of (b, n); −inf for an empty sum."""
-    top: FloatArray = log_K.max(axis=1, initial=-np.inf)
-    top[np.isinf(top)] = 0.0
-    with np.errstate(divide="ignore"):
-        return np.asarray(top + np.log(np.exp(log_K - top[:, None]).sum(1)))
 
 
 # The method -----------------------------------------------------------------------------------------------------------
@@ -278,6 +307,13 @@ class FittedNeighbors(Fitted):
         super().__init__(bag.y.astype(np.int64), bag.n_classes)
         self.bag, self.model = bag, model
 
+    @property
+    def takes_scales(self) -> bool:  # type: ignore[override]
+        """Whether what is kept of neighbours for that is no more than half a GiB; densities keep nothing."""
+        n, d = self.bag.X.shape
+        k = self.bag.k if isinstance(self.bag, NearestNeighbors) else -KEPT
+        return bool(16 * n * (n + (k + KEPT) * d) <= 2**29)
+
     def holds(self, X: Any) -> bool:
         return starts_with(self.bag.X, X)
 
@@ -289,7 +325,7 @@ class FittedNeighbors(Fitted):
             raise ValueError("these scores leave a point out of its own neighbours: use scheme='deleted'.")
         if isinstance(self.bag, NearestNeighbors):
             check_distances(np.asarray(X, dtype=np.float64), self.bag.p, training=False)
-        return self.bag.counts(X, self.weight(query), query.progress)
+        return self.bag.counts(X, self.weight(query), query.progress, scales=query.scales)
 
     def state(self) -> dict[str, Any]:
         """Prepared scores, and the classifier's parameters."""
@@ -306,6 +342,7 @@ class FittedNeighbors(Fitted):
         return cls(bag, state["model"].fit(bag.X, bag.y))
 
 
+@savable
 @dataclass(frozen=True)
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""

@@ -29,7 +29,7 @@ from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, Query
 from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.runtime.files import Parts, fingerprint
-from fullconformal.runtime.tasks import Progress, Work, finished, say_nothing, workers
+from fullconformal.runtime.tasks import Progress, Work, duration, finished, say_nothing, workers
 from fullconformal.storage import StorageError, savable
 
 Array = npt.NDArray[Any]
@@ -282,17 +282,6 @@ def estimate(left: int, before: int, seconds: float, workers: int) -> str:
     staff = f"{workers} worker{'s' if workers > 1 else ''}"
     found = f" ({before:,} more were found in the checkpoint)" if before else ""
     return f"{left:,} refits of about {duration(seconds)} on {staff}: about {duration(left * seconds / workers)}{found}"
-
-
-def duration(seconds: float) -> str:
-    """A time in its unit, to two digits.
-
-    >>> duration(0.012), duration(1201), duration(432_000)
-    ('12 ms', '20 minutes', '5 days')
-    """
-    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1), ("ms", 0.001))
-    unit, size = next(((unit, size) for unit, size in units if seconds >= 2 * size), units[-1])
-    return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
 
 
 # The method -----------------------------------------------------------------------------------------------------------

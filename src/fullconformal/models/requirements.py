@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import clone
-from sklearn.feature_selection import SelectorMixin, VarianceThreshold
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_array
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from fullconformal.losses import NotFinite
 from fullconformal.models.adapters import check_objective, is_skorch, supported
 from fullconformal.models.networks import find_head
+from fullconformal.models.objects import take
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -96,12 +96,30 @@ def fit_transformer(transformers: Pipeline | None, X: Any, y: Any, prefit: bool)
     if transformers is None:
         return None, X
     transformers = transformers if prefit else clone(transformers).fit(X, y)
-    return transformers, transform(transformers, X)
+    inputs = transform(transformers, X)
+    check_one_by_one(transformers, X, inputs)
+    return transformers, inputs
+
+
+def check_one_by_one(transformers: Pipeline, X: Any, inputs: Any) -> None:
+    """Raise where an object of X (n, ...) comes out otherwise by itself than beside the others, as inputs (n, ...)."""
+    alone = transform(transformers, take(X, [0]))
+    near = 1e-4 * float(np.abs(inputs).max(initial=0.0))
+    if alone.shape[1:] != inputs.shape[1:] or not np.allclose(alone, inputs[:1], rtol=1e-4, atol=near):
+        raise ValueError(
+            "a transformer of the Pipeline gives another result for an object by itself than beside others: it is random, or computes "
+            "with the whole batch (as a FunctionTransformer that subtracts a mean). Let it learn such numbers in fit, as StandardScaler "
+            "does."
+        )
 
 
 def transform(transformers: Pipeline, X: Any) -> Any:
     """X through the transformers, as a dense, finite array."""
-    out = transformers.transform(X)
+    return transformed(transformers.transform(X))
+
+
+def transformed(out: Any) -> Any:
+    """What transformers gave, as a dense, finite array."""
     out = out.toarray() if hasattr(out, "toarray") else out
     try:
         return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
@@ -113,13 +131,6 @@ def transform(transformers: Pipeline, X: Any) -> Any:
             f"X holds NaN or infinity once it is transformed, first in object {at[0]}, {place(at)}: impute missing values in the "
             "Pipeline, and look for numbers so large that their squares overflow."
         ) from error
-
-
-def needs_labels(step: Any) -> bool:
-    """Whether a transformer learns from y: its tags say so, or it selects features by anything but their variance."""
-    tags = getattr(step, "__sklearn_tags__", None)
-    selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)
-    return selects or (tags is not None and bool(tags().target_tags.required))
 
 
 COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)

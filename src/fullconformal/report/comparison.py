@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,8 @@ class Comparison:
         By method, its sets at the levels.
     errors : dict of Exception
         By method, the error of those that failed.
+    guarantees : dict of str
+        By method, what is promised of its sets: "exact", "1 − 2ε" or "approximate".
 
     Examples
     --------
@@ -85,6 +87,7 @@ class Comparison:
     p: dict[str, FloatArray]
     sets: dict[str, BoolArray]
     errors: dict[str, Exception]
+    guarantees: dict[str, str] = field(default_factory=dict)
 
     def estimate(self, method: str, metric: str, level: float | None = None) -> Estimate:
         """One number with its standard error.
@@ -228,6 +231,7 @@ class Comparison:
             return {method: show(found) for method, found in self._estimates(metric, level).items()}
 
         return [
+            Group("", {"guarantee": {k: self.guarantees.get(k, "") for k in self.methods if k not in self.errors}}),
             *(Group("", {head: cells(metric)}) for metric, head in heads.items()),
             Group(f"{100 * level:g} %", {"class gap": cells("class_coverage_gap", level)}),
             Group("", {"not nested": cells("nestedness_violations", show=lambda n: str(n) if n.value else "0")}),

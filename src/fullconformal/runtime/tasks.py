@@ -32,25 +32,85 @@ def stage(name: str) -> Iterator[None]:
         yield
 
 
+# Seconds beyond which nobody is left to wait in silence.
+LONG = 10.0
+
+
 @contextmanager
-def progress_bar(label: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown."""
-    if not shown:
+def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown.
+
+    Where ``shown`` is None it is shown once the work is seen to take more than about ten seconds, with the time it will take: as a bar
+    on a terminal and in a notebook, as one line on standard error elsewhere.
+    """
+    if shown is not None and not shown:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    watch = Watch(label, automatic=shown is None)
+    try:
+        yield watch
+    finally:
+        watch.close()
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, transient=True, disable=not Console().is_terminal) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+class Watch:
+    """Progress as it is told: when to show it, and where."""
+
+    def __init__(self, label: str, automatic: bool):
+        self.label, self.began, self.told = label, time.monotonic(), False
+        self.bar: Any = None
+        self.task: Any = None
+        if not automatic:
+            self.draw()
+
+    def __call__(self, done: int, total: int) -> None:
+        """So much is done, of so much."""
+        if not self.told and 0 < done < total:
+            seconds = (time.monotonic() - self.began) * total / done
+            if seconds > LONG:
+                self.draw(seconds)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total)
+
+    def draw(self, seconds: float | None = None) -> None:
+        """Draw a bar where there is a screen; elsewhere say once how long it will take, where that is known."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        console = Console(stderr=seconds is not None)
+        sentence = self.label if seconds is None else f"{self.label}: about {duration(seconds)}"
+        if not console.is_terminal and not console.is_jupyter:
+            if seconds is not None:
+                self.told = True
+                console.print(sentence, highlight=False, soft_wrap=True)
+            return
+        self.told = True
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, transient=True, console=console)
+        self.bar.start()
+        self.task = self.bar.add_task(sentence, total=None)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """A time in its unit, to two digits.
+
+    >>> duration(0.012), duration(1201), duration(432_000)
+    ('12 ms', '20 minutes', '5 days')
+    """
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1), ("ms", 0.001))
+    unit, size = next(((unit, size) for unit, size in units if seconds >= 2 * size), units[-1])
+    return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
 
 
 #: told how much is done, of how much

@@ -56,6 +56,7 @@ LEARNED = {
         "sparse_output_:flag output_indices_:named",
     },
     "sklearn.pipeline": {"Pipeline": "", "FeatureUnion": ""},
+    "sklearn.frozen": {"FrozenEstimator": ""},
     "sklearn.linear_model": {"LogisticRegression": "classes_:labels coef_:(kd) intercept_:(k) n_iter_:(i)"},
     "sklearn.neural_network": {
         "MLPClassifier": "coefs_:(ab)* intercepts_:(a)* classes_:labels n_layers_:count n_outputs_:count out_activation_:text "

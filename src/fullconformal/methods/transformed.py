@@ -1,0 +1,209 @@
+"""A method behind the transformers of a Pipeline, which are fitted to the bag: the training objects and the object to predict.
+
+The transformers are fitted anew with each object (with each candidate where they look at labels), then the method is fitted to the
+training points as they come out, and asked about that object. So scores are a symmetric function of the bag again, and the method's
+guarantee holds behind the transformers. Objects for which nothing changes share one fit; where only the scale of columns changes, the
+method may be told of the scales instead (`Query.scales`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.utils.validation import _num_samples
+
+from fullconformal.diagnostics import Diagnostics
+from fullconformal.guarantees import Guarantee
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query
+from fullconformal.models.objects import equal, hashes, joined, take
+from fullconformal.models.requirements import transform, transformed
+from fullconformal.models.transformers import Group, Transformers, needs_labels
+from fullconformal.runtime.files import fingerprint
+from fullconformal.runtime.tasks import Progress
+from fullconformal.storage import expect, require, savable
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Objects with the numbers `rows` (k,) as a fitted method is asked about them, their scales (k, d), and the one label asked for."""
+
+    rows: list[int]
+    fitted: Fitted
+    objects: Any
+    scales: FloatArray | None = None
+    label: int | None = None
+
+    def put(self, found: tuple[FloatArray, FloatArray], out: FloatArray) -> None:
+        """What was found (k, C) of them to where it belongs in (2, m, C)."""
+        labels = slice(None) if self.label is None else slice(self.label, self.label + 1)
+        out[:, self.rows, labels] = np.stack(found)[:, :, labels]
+
+
+def _onwards(progress: Progress, before: int, size: int, whole: int, done: int, total: int) -> None:
+    """Progress with some objects, as many as `size`, of the whole, of which others were done before."""
+    # In thousandths: one object may take many refits.
+    progress(1000 * before + 1000 * size * done // max(total, 1), 1000 * whole)
+
+
+@savable
+class FittedInBag(Fitted):
+    """A method fitted behind transformers, and the training points as the transformers are given them."""
+
+    def __init__(self, base: Fitted, method: Method, config: Config, transformers: Transformers, bag: Bag):
+        super().__init__(bag.y, bag.n_classes)
+        self.base, self.behind, self.config, self.transformers, self.bag = base, method, config, transformers, bag
+        self.inputs = transform(transformers.fitted, bag.X)
+
+    @classmethod
+    def of(cls, base: Fitted, method: Method, config: Config, fitted: Any, bag: Bag) -> Self:
+        """Of a method, and of transformers fitted to a bag of objects as these are given."""
+        known = Transformers(fitted, False) if needs_labels(fitted) else Transformers.of(fitted, bag.X)
+        return cls(base, method, replace(config, progress=None), known, bag)
+
+    @property
+    def method(self) -> str:  # type: ignore[override]
+        """What users call the method."""
+        return self.base.method
+
+    @property
+    def guarantee(self) -> Guarantee:  # type: ignore[override]
+        """What is promised of its sets: as much as without transformers."""
+        return self.base.guarantee
+
+    #: objects are tried when it is loaded, at the cost of as many fits
+    quick = False
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return self.base.log_proba(self._seen(X))
+
+    def holds(self, X: Any) -> bool:
+        return self.base.holds(self._seen(X))
+
+    def precision(self, X: Any) -> float:
+        return self.base.precision(self._seen(X))
+
+    def _seen(self, X: Any) -> Any:
+        """Objects (m, ...) by the transformers as they were fitted to the training objects."""
+        return transform(self.transformers.fitted, X)
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        return self.base.diagnostics
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.base.warnings
+
+    # What is asked, of which fit --------------------------------------------------------------------------------------------
+
+    def at(self, X: Any, label: int) -> tuple[Fitted, Any]:
+        """The method fitted with one candidate, of object X (1, ...), in the bag of the transformers, and the object as it sees it."""
+        asked = [one for one in self._asked(X, scaled=False) if one.label in (None, label)]
+        return asked[0].fitted, asked[0].objects
+
+    def _asked(self, X: Any, scaled: bool) -> Iterator[Asked]:
+        """Every object (of transformers that look at labels: every candidate) with the fit that is asked about it."""
+        m, labelled = _num_samples(X), needs_labels(self.transformers.fitted)
+        slow = labelled or self.transformers.slow
+        names = hashes(joined(self.bag.X, X)) if slow else np.zeros(self.n + m, dtype=np.uint64)
+        # So many objects' transformers are fitted before the method is asked about them: 32, and no more than 128 MiB of them.
+        step = max(1, min(32, 2**27 // max(self.inputs.nbytes, 1))) if slow else m
+        for start in range(0, m, step):
+            rows = np.arange(start, min(start + step, m))
+            if labelled:
+                for row in rows.tolist():
+                    yield from self._candidates(row, take(X, [row]), np.append(names[: self.n], names[self.n + row]))
+                continue
+            own = np.append(names[: self.n], names[self.n + rows])
+            for group in self.transformers.groups(self.bag.X, take(X, rows), own):
+                yield from self._of_group(replace(group, rows=rows[group.rows]), scaled)
+
+    def _candidates(self, row: int, x: Any, names: Any) -> Iterator[Asked]:
+        """The candidates of one object, each behind transformers fitted with it and its label."""
+        for label in range(self.n_classes):
+            y = np.append(self.labels, label)
+            # Points with equal objects are told apart by their labels.
+            place = np.argsort(np.lexsort((y, names))).astype(np.uint64)
+            points, objects = self.transformers.refitted(self.bag.X, x, place, self.bag.classes[y])
+            yield Asked([row], self._fit(transformed(points)), transformed(objects), label=label)
+
+    def _of_group(self, group: Group, scaled: bool) -> Iterator[Asked]:
+        """The objects of a group, together where the method can be told of scales or there are none."""
+        if scaled and group.scales is not None and (fitted := self._fit(transformed(group.points))).takes_scales:
+            yield Asked(group.rows.tolist(), fitted, transformed(group.objects), group.scales)
+            return
+        for one in group.apart():
+            yield Asked(one.rows.tolist(), self._fit(transformed(one.points)), transformed(one.objects))
+
+    def _fit(self, points: Any) -> Fitted:
+        """The method fitted to the training objects as transformers gave them, (n, ...)."""
+        if equal(points, self.inputs):
+            return self.base
+        return self.behind.fit(replace(self.bag, X=points), self.config)
+
+    # Answers --------------------------------------------------------------------------------------------------------------
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        out = np.empty((2, _num_samples(X), self.n_classes))
+        for asked, one in self._queries(X, query, scaled=True):
+            asked.put(asked.fitted.counts(asked.objects, one), out)
+        return out[0], out[1]
+
+    def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
+        out = np.empty((2, _num_samples(X), self.n_classes))
+        for asked, one in self._queries(X, query, scaled=False):
+            weight = own if np.ndim(own) == 0 else own[asked.rows]
+            asked.put(asked.fitted.bounds(asked.objects, one, weight), out)
+        return out[0], out[1]
+
+    def _queries(self, X: Any, query: Query, scaled: bool) -> Iterator[tuple[Asked, Query]]:
+        """What is asked of which fit, and how; progress counts objects, of transformers that look at labels candidates."""
+        m, done = _num_samples(X), 0
+        for asked in self._asked(X, scaled):
+            total = m if asked.label is None else m * self.n_classes
+            one = replace(query, scales=asked.scales, work=self._work(query, asked.fitted))
+            if query.progress is not None:
+                one = replace(one, progress=partial(_onwards, query.progress, done, len(asked.rows), total))
+            yield asked, one
+            done += len(asked.rows)
+            if query.progress is not None:
+                query.progress(1000 * done, 1000 * total)
+
+    def _work(self, query: Query, fitted: Fitted) -> Any:
+        """Who does the work; the parts of a fit of its own are kept in a folder of its own."""
+        if query.work.checkpoint is None or fitted is self.base:
+            return query.work
+        name = fingerprint("", np.asarray(getattr(fitted, "X", np.empty(0))))[:16]
+        return replace(query.work, checkpoint=Path(query.work.checkpoint) / name)
+
+    # Saved ----------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The method as it is and as it was before its fit, the transformers, the training points as these are given them."""
+        config = {name: getattr(self.config, name) for name in ("l2", "max_epochs", "memory", "seed")}
+        config["dtype"] = None if self.config.dtype is None else str(self.config.dtype).removeprefix("torch.")
+        return {
+            "base": self.base, "behind": self.behind, "config": config, "transformers": self.transformers.fitted,
+            "known": self.transformers.known, "X": self.bag.X, "classes": self.bag.classes,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same."""
+        base, method, given = expect(state["base"], Fitted), expect(state["behind"], Method), dict(state["config"])
+        dtype = given.pop("dtype")
+        require(dtype in (None, "float32", "float64"), "dtype")
+        require(_num_samples(state["X"]) == base.n, "training points")
+        config = Config(**given, dtype=None if dtype is None else getattr(torch, dtype), device=base.device)
+        known = Transformers(state["transformers"], bool(state["known"]))
+        return cls(base, method, config, known, Bag(state["X"], base.labels, state["classes"]))

@@ -1,0 +1,80 @@
+"""Distances between points: the nearest of each, kernels and their sums, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import cdist
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Near:
+    """Of each point its L nearest: |x − x'|^p by columns (n, L, d), which are there (n, L), how far at least the others are (n,)."""
+
+    gaps: FloatArray
+    there: npt.NDArray[np.bool_]
+    beyond: FloatArray
+    own: bool
+
+    @classmethod
+    def of(cls, X: FloatArray, allowed: npt.NDArray[np.bool_], size: int, p: float) -> Self:
+        """Of points X (n, d), among those allowed (n, n); never the point itself."""
+        size = min(size, len(X))
+        D = np.where(allowed, cdist(X, X, "minkowski", p=p), np.inf)
+        np.fill_diagonal(D, np.inf)
+        index = np.argpartition(D, size - 1, axis=1)[:, :size]
+        far = np.take_along_axis(D, index, 1)
+        more = np.isfinite(D).sum(1) > size
+        beyond = np.where(more, far.max(1), np.inf)
+        return cls(np.abs(X[:, None] - X[index]) ** p, np.isfinite(far), beyond, bool(allowed[0, 0]))
+
+    def among(self, i: int, y: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Which points (n,) with labels y (n,) are neighbours that count for point i."""
+        out: npt.NDArray[np.bool_] = (y == y[i]) == self.own
+        out[i] = False
+        return out
+
+
+def blocks(length: int, row: int, size: int) -> Iterator[slice]:
+    """Slices of as many rows of so many bytes as fit a block of this size."""
+    step = max(1, size // max(row, 1))
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def without_self(block: FloatArray, at: slice, nothing: float) -> FloatArray:
+    """The rows `at` (b, n) of a matrix of pairs, what a point is to itself overwritten by what a missing point is."""
+    block[np.arange(len(block)), np.arange(at.start, at.stop)] = nothing
+    return block
+
+
+def smallest(D: FloatArray, k: int) -> FloatArray:
+    """The k smallest (b, k) of each row of D (b, n), sorted; inf where there are fewer."""
+    out = np.full((len(D), k), np.inf)
+    least = np.partition(D, k - 1, axis=1)[:, :k] if D.shape[1] > k else D
+    out[:, : least.shape[1]] = np.sort(least, axis=1)
+    return out
+
+
+def nearest(D: FloatArray, y: npt.NDArray[Any], n_classes: int, k: int) -> FloatArray:
+    """The k smallest distances (b, C, k) to the points of each label, sorted, of D (b, n); inf where there are fewer."""
+    return np.stack([smallest(D[:, y == c], k) for c in range(n_classes)], axis=1)
+
+
+def log_kernel(A: FloatArray, B: FloatArray, bandwidth: float) -> FloatArray:
+    """log K (a, b) of the rows of A (a, d) and B (b, d), up to the kernel's constant."""
+    squared: FloatArray = cdist(A, B, "sqeuclidean")
+    return -squared / (2 * bandwidth**2)
+
+
+def log_sum(log_K: FloatArray) -> FloatArray:
+    """log Σ exp of each row of (b, n); −inf for an empty sum."""
+    top: FloatArray = log_K.max(axis=1, initial=-np.inf)
+    top[np.isinf(top)] = 0.0
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(np.exp(log_K - top[:, None]).sum(1)))

@@ -1,0 +1,356 @@
+"""Transformers in the bag: the oracle fits the whole Pipeline to n + 1 points for every candidate, as anyone would write it."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.sparse import csr_array
+from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.compose import make_column_transformer
+from sklearn.decomposition import PCA
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.feature_selection import SelectKBest, VarianceThreshold
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    PolynomialFeatures,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+    TargetEncoder,
+)
+
+from fullconformal import ConformalWarning, FullConformalClassifier, load
+from fullconformal.models import KernelDensityClassifier
+from fullconformal.models.objects import dense, joined, take
+from fullconformal.models.transformers import Transformers, is_fixed, needs_labels
+from fullconformal.models.updates import quantile
+from fullconformal.runtime.tasks import progress_bar
+
+N, M = 40, 6
+LR, KNN, KDE = LogisticRegression(), KNeighborsClassifier(3), KernelDensityClassifier(1.0)
+
+
+def numbers(seed=0):
+    """Objects far apart, some of those to predict outside the training objects."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(N, 4)) * [1, 2, 3, 10] + 5
+    y = (X[:, 0] + rng.normal(size=N) > 5).astype(int) + (X[:, 1] > 7)
+    return X, y, rng.normal(size=(M, 4)) * [1, 2, 3, 20] + 5
+
+
+def tables(seed=0):
+    """Numbers with gaps and words with rare levels; objects with new gaps and new words."""
+    rng = np.random.default_rng(seed)
+    X, y, new = numbers(seed)
+    table, more = (pd.DataFrame(part, columns=list("abcd")) for part in (X, new))
+    table.loc[::5, "a"], table.loc[1::9, "b"] = np.nan, np.nan
+    more.loc[1, "a"], more.loc[2, "c"] = np.nan, np.nan
+    table["word"], table["kind"] = (
+        rng.choice(list("uvwxyz"), N, p=[0.5, 0.3, 0.1, 0.05, 0.03, 0.02]),
+        rng.choice(["k", "l"], N),
+    )
+    more["word"], more["kind"] = list("uvqxyq"), list("kkkklm")
+    return table, y, more
+
+
+def encoder(strategy="median", **options):
+    """What the command line makes of a table."""
+    gaps = make_pipeline(SimpleImputer(strategy=strategy, add_indicator=True), StandardScaler())
+    words = OneHotEncoder(handle_unknown="infrequent_if_exist", sparse_output=False, **options)
+    return make_column_transformer((gaps, list("abcd")), (words, ["word", "kind"]))
+
+
+def oracle(pipe, X, y, new, **options):
+    """p-values (m, C): for every candidate the transformers fitted to the n + 1 points, then the method without a Pipeline."""
+    classes = np.unique(y)
+    p = np.empty((M, len(classes)))
+    for r in range(M):
+        x, before = take(new, [r]), np.empty(0)
+        for c, label in enumerate(classes):
+            fitted = clone(pipe[:-1]).fit(joined(X, x), np.append(y, label))
+            inputs, own = (dense(fitted.transform(part)).astype(float) for part in (X, x))
+            # Half the time of these tests: transformers that gave the same give the same p-values.
+            if not np.array_equal(inputs, before):
+                row, before = FullConformalClassifier(pipe[-1], **options).fit(inputs, y).predict_p(own)[0], inputs
+            p[r, c] = row[c]
+    return p
+
+
+SCALERS = [
+    StandardScaler(),
+    StandardScaler(with_mean=False),
+    MinMaxScaler((-1, 3)),
+    MaxAbsScaler(),
+    RobustScaler(),
+    RobustScaler(unit_variance=True, quantile_range=(10, 80)),
+]
+OTHERS = [
+    PCA(2, whiten=True),
+    PCA(0.95),
+    PowerTransformer(),
+    make_pipeline(StandardScaler(), PCA(3)),
+    make_pipeline(PolynomialFeatures(2), StandardScaler(), VarianceThreshold(1e-3)),
+    make_union(StandardScaler(), KBinsDiscretizer(3, quantile_method="averaged_inverted_cdf")),
+    SelectKBest(k=2),
+    make_union(SelectKBest(k=1), MinMaxScaler()),
+]
+
+
+@pytest.mark.parametrize("step", SCALERS + OTHERS, ids=lambda step: type(step).__name__)
+@pytest.mark.parametrize("model", [LR, KNN, KDE], ids=lambda model: type(model).__name__)
+def test_p_values_are_those_of_a_pipeline_fitted_to_all_points(step, model):
+    X, y, new = numbers()
+    pipe = make_pipeline(step, model)
+    clf = FullConformalClassifier(pipe).fit(X, y)
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new)).max() < 1e-12
+    assert clf.guarantee_.is_exact
+
+
+@pytest.mark.parametrize("options", [{}, {"min_frequency": 4}, {"max_categories": 3}, {"min_frequency": 0.1}], ids=str)
+@pytest.mark.parametrize("strategy", ["median", "mean"])
+def test_tables_with_gaps_and_words(options, strategy):
+    X, y, new = tables()
+    pipe = make_pipeline(encoder(strategy, **options), LR)
+    clf = FullConformalClassifier(pipe).fit(X, y)
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new)).max() < 1e-12
+    assert clf._fitted.transformers.known and not clf._fitted.transformers.slow
+
+
+@pytest.mark.parametrize(
+    "model, options",
+    [
+        (LR, {"scheme": "ordinary"}),
+        (LR, {"scheme": "studentized"}),
+        (LR, {"method": "exact"}),
+        (LR, {"class_conditional": True}),
+        (LogisticRegression(fit_intercept=False), {}),
+        (GaussianNB(), {"method": "exact", "scheme": "ordinary"}),
+        (KNeighborsClassifier(3, p=1), {}),
+    ],
+    ids=str,
+)
+def test_other_options_in_the_bag(model, options):
+    X, y, new = numbers(1)
+    pipe = make_pipeline(StandardScaler(), model)
+    clf = FullConformalClassifier(pipe, **options).fit(X, y)
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new, **options)).max() < 1e-12
+
+
+@pytest.mark.parametrize("model", [KNeighborsClassifier(2), KNeighborsClassifier(1, p=1), KDE], ids=str)
+def test_neighbours_behind_scales_that_change_who_is_near(model):
+    """Objects so far away that columns all but vanish: points come near that were not among those kept."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 3))
+    y, new = (X[:, 0] > 0) + (X[:, 1] > 1), np.vstack([np.eye(3) * [30, 300, 3000], rng.normal(size=(3, 3))])
+    pipe = make_pipeline(StandardScaler(), model)
+    clf = FullConformalClassifier(pipe).fit(X, y)
+    assert clf._fitted.base.takes_scales
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new)).max() < 1e-12
+
+
+def test_text_and_sparse_objects():
+    rng = np.random.default_rng(2)
+    words = np.array(["sun", "rain", "snow", "wind", "fog", "hail", "sleet", "storm"])
+    text = [" ".join(rng.choice(words, 4)) for _ in range(N)]
+    more = [" ".join(rng.choice(np.append(words, "new"), 4)) for _ in range(M)]
+    y = np.array(["sun" in line for line in text]).astype(int)
+    pipe = make_pipeline(TfidfVectorizer(), LR)
+    clf = FullConformalClassifier(pipe).fit(text, y)
+    assert np.abs(clf.predict_p(more) - oracle(pipe, text, y, more)).max() < 1e-12
+    X, y, new = numbers()
+    X, new = (np.where(part > 5, part, 0) for part in (X, new))
+    pipe = make_pipeline(MaxAbsScaler(), LR)
+    sparse = FullConformalClassifier(pipe).fit(csr_array(X), y).predict_p(csr_array(new))
+    assert np.abs(sparse - oracle(pipe, X, y, new)).max() < 1e-12
+
+
+def test_an_object_has_the_same_p_values_in_every_batch_and_order():
+    """Training points in another order are the same bag, for a transformer that draws some of them too."""
+    X, y, new = tables()
+    for step in (encoder(), make_pipeline(encoder(), QuantileTransformer(n_quantiles=8, subsample=20))):
+        clf = FullConformalClassifier(make_pipeline(step, LR), random_state=3).fit(X, y)
+        p = clf.predict_p(new)
+        assert all(np.array_equal(clf.predict_p(new.iloc[[r]])[0], p[r]) for r in range(M))
+        order = np.random.default_rng(0).permutation(N)
+        again = clone(clf).fit(X.iloc[order], y[order])
+        assert np.abs(again.predict_p(new) - p).max() < 1e-12
+
+
+def test_quantiles_with_one_more_value():
+    rng = np.random.default_rng(0)
+    X, new = rng.integers(0, 6, (9, 5)).astype(float), rng.normal(3, 4, (20, 5))
+    X[rng.random(X.shape) < 0.2], new[rng.random(new.shape) < 0.2] = np.nan, np.nan
+    for q in (0.0, 0.1, 0.25, 0.5, 0.9, 1.0):
+        expected = [np.nanquantile(np.vstack([X, x]), q, axis=0) for x in new]
+        # Two roundings of an interpolation between numbers below 16.
+        assert np.abs(quantile(X, new, q) - expected).max() < 16 * 4 * np.finfo(float).eps
+
+
+@pytest.mark.parametrize("step", SCALERS, ids=lambda step: type(step).__name__)
+def test_scalers_know_constant_and_missing_columns(step):
+    X, _, new = numbers()
+    X[:, 1], X[:, 2], new[:2, 1] = 0.1, 0.0, 0.1
+    new[:3, 2] = 0.0
+    if not isinstance(step, MaxAbsScaler):
+        X[3, 0] = new[4, 0] = np.nan
+    (group,) = Transformers(clone(step).fit(X)).groups(X, new, np.zeros(N + M, np.uint64))
+    found = {row: each for each in group.apart() for row in each.rows}
+    for r in range(M):
+        fitted = clone(step).fit(np.vstack([X, new[r]]))
+        own = found[r].objects[found[r].rows == r]
+        for got, expected in ((found[r].points, fitted.transform(X)), (own, fitted.transform(new[r : r + 1]))):
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+class Labelled(TransformerMixin, BaseEstimator):
+    """A transformer of another library, whose fit asks for labels and has no tags that say so."""
+
+    def fit(self, X, y):
+        self.mean_ = X[y == y[0]].mean(0)
+        return self
+
+    def transform(self, X):
+        return X - self.mean_
+
+
+def test_who_looks_at_labels_and_who_learns_nothing():
+    target = make_column_transformer((TargetEncoder(), [0]), remainder="passthrough")
+    for step in (
+        target,
+        make_union(StandardScaler(), SelectKBest(k=1)),
+        make_pipeline(make_pipeline(target)),
+        Labelled(),
+    ):
+        assert needs_labels(step) and not is_fixed(step)
+    for step in (StandardScaler(), VarianceThreshold(), encoder(), make_union(PCA(2), StandardScaler())):
+        assert not needs_labels(step) and not is_fixed(step)
+    frozen = FrozenEstimator(make_pipeline(target))
+    for step in (
+        Normalizer(),
+        FunctionTransformer(np.log1p),
+        PolynomialFeatures(),
+        frozen,
+        make_union("passthrough", Normalizer()),
+    ):
+        assert is_fixed(step) and not needs_labels(step)
+
+
+@pytest.mark.filterwarnings("ignore:`TargetEncoder", "ignore:The least populated")
+def test_transformers_that_look_at_labels_inside_others():
+    """`TargetEncoder` inside a ColumnTransformer; fixed, the guarantee is not claimed anywhere."""
+    X, y, new = tables()
+    target = make_column_transformer((TargetEncoder(), ["word"]), (StandardScaler(), ["c", "d"]))
+    X, new = (part.fillna(5.0) for part in (X, new))
+    pipe = make_pipeline(target, LR)
+    clf = FullConformalClassifier(pipe).fit(X, y)
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new)).max() < 1e-12
+    with pytest.warns(ConformalWarning, match="TargetEncoder learned from the labels"):
+        fixed = FullConformalClassifier(pipe, transformers="fixed").fit(X, y)
+    assert fixed.guarantee_.word == "approximate" and "exactly valid, whatever" not in str(fixed.diagnose())
+    assert any("TargetEncoder" in note for note in fixed.notes())
+
+
+def test_what_learns_nothing_stays_as_it_is():
+    X, y, new = numbers()
+    frozen = FrozenEstimator(StandardScaler().fit(X))
+    for step in (Normalizer(), frozen):
+        clf = FullConformalClassifier(make_pipeline(step, LR)).fit(X, y)
+        plain = FullConformalClassifier(LR).fit(step.fit(X, y).transform(X), y)
+        assert np.array_equal(clf.predict_p(new), plain.predict_p(step.transform(new)))
+        assert clf.guarantee_.is_exact
+    prefit = FullConformalClassifier(make_pipeline(StandardScaler(), LR).fit(X, y), prefit=True).fit(X, y)
+    assert np.array_equal(
+        prefit.predict_p(new), FullConformalClassifier(make_pipeline(frozen, LR)).fit(X, y).predict_p(new)
+    )
+
+
+def test_influence_keeps_its_transformers():
+    X, y, new = numbers()
+    pipe = make_pipeline(StandardScaler(), LR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConformalWarning)
+        bag, fixed = (
+            FullConformalClassifier(pipe, method="influence", transformers=kind).fit(X, y) for kind in ("bag", "fixed")
+        )
+    assert np.array_equal(bag.predict_p(new), fixed.predict_p(new)) and bag.guarantee_.word == "approximate"
+
+
+@pytest.mark.parametrize("model", [LR, KNN, KDE], ids=lambda model: type(model).__name__)
+def test_saved_and_loaded(model, tmp_path):
+    X, y, new = tables()
+    for step in (encoder(), make_pipeline(encoder(), PCA(3))):
+        clf = FullConformalClassifier(make_pipeline(step, model)).fit(X, y)
+        clf.save(tmp_path / "bag.safetensors")
+        again = load(tmp_path / "bag.safetensors")
+        assert np.array_equal(again.predict_p(new), clf.predict_p(new))
+        assert np.array_equal(again.predict_proba(new), clf.predict_proba(new))
+        assert again.guarantee_ == clf.guarantee_
+
+
+def test_frozen_transformers_are_saved(tmp_path):
+    X, y, new = numbers()
+    frozen = FrozenEstimator(StandardScaler().fit(X))
+    clf = FullConformalClassifier(make_pipeline(frozen, PCA(2), LR)).fit(X, y)
+    clf.save(tmp_path / "frozen.safetensors")
+    assert np.array_equal(load(tmp_path / "frozen.safetensors").predict_p(new), clf.predict_p(new))
+
+
+def test_refits_behind_a_transformer_go_on_where_they_were(tmp_path):
+    X, y, new = numbers()
+    pipe = make_pipeline(StandardScaler(), GaussianNB())
+    options = {"method": "exact", "scheme": "ordinary", "checkpoint": tmp_path}
+    p = FullConformalClassifier(pipe, **options).fit(X, y).predict_p(new)
+    kept = sorted(tmp_path.rglob("*.npy"))
+    assert kept and np.array_equal(FullConformalClassifier(pipe, **options).fit(X, y).predict_p(new), p)
+    assert sorted(tmp_path.rglob("*.npy")) == kept
+
+
+def test_transformers_that_compute_with_the_batch_are_refused():
+    X, y, _ = numbers()
+    with pytest.raises(ValueError, match="by itself than beside others"):
+        FullConformalClassifier(make_pipeline(FunctionTransformer(lambda X: X - X.mean(0)), LR)).fit(X, y)
+
+
+def test_the_rest_of_the_interface_behind_transformers():
+    X, y, new = tables()
+    clf = FullConformalClassifier(make_pipeline(encoder(), LR), random_state=0).fit(X, y)
+    assert clf.predict(new).shape == (M,) and clf.predict_set(new).shape == (M, 3)
+    assert clf.predict_p(new, smoothing=True).shape == (M, 3)
+    assert clf.audit(new, n_pairs=2, max_refits=80).n_refits == 80
+    told = []
+    clf._fitted.counts(new, clf._query(progress=lambda done, total: told.append(done / total)))
+    assert told[-1] == 1 and told == sorted(told)
+    clf.set_params(scheme="ordinary")
+    least, most = clf.predict_p(new, bounds=True)
+    p = clf.predict_p(new)
+    assert (least <= p + 1e-12).all() and (p <= most + 1e-12).all()
+    assert clf.recalibrate(X, y).guarantee_.is_exact
+    with pytest.raises(ValueError, match="transformers='no' is unknown"):
+        FullConformalClassifier(transformers="no").fit(*numbers()[:2])
+
+
+def test_nobody_waits_in_silence(capsys):
+    """Without a terminal one line, once, with the time that all will take; of short work nothing, unless more is seen to be left."""
+    with progress_bar("p-values", None) as progress:
+        progress.began -= 2
+        progress(1, 4)
+        assert capsys.readouterr().err == ""
+        progress.began -= 60
+        progress(2, 4)
+        progress(3, 4)
+    assert capsys.readouterr().err == "p-values: about 2.1 minutes\n"
+    with progress_bar("p-values", 0) as progress:
+        assert progress is None
