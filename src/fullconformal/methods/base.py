@@ -72,7 +72,11 @@ class Bag:
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked about objects: the scheme q, how to approximate, weights (n,) of the points, who is compared with whom."""
+    """What is asked about objects: the scheme q, how to approximate, weights (n,) of the points, who is compared with whom.
+
+    ``scales`` (m, d), None for ones, are factors s_j of each object's penalties: Λ_j s_j² in place of Λ_j. They are what a diagonal scaler
+    that is refitted with the object does to the columns of a penalised linear model.
+    """
 
     q: float
     approximation: str = "direct"
@@ -81,6 +85,7 @@ class Query:
     class_conditional: bool = False
     progress: Progress | None = None
     work: Work = field(default_factory=Work)
+    scales: FloatArray | None = None
 
     def weight(self, y: IntArray, n_classes: int) -> FloatArray | None:
         """Weight (n, C) of points with labels y (n,) against a candidate of each label; None where all are one."""

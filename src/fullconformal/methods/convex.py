@@ -62,11 +62,20 @@ class FittedSymmetric(FittedProblem):
         regression.assign(regression.bag.base.theta)
         return cls(problem, regression, memory)
 
+    def no_scales(self, query: Query) -> None:
+        """Raise where a query scales the penalties."""
+        if query.scales is not None:
+            raise ValueError(
+                f"scales of shape {query.scales.shape} were given, but penalties of each object's own are not computed by "
+                f"method={self.method!r}: leave scales out, or refit the transformers for each object."
+            )
+
     def objects(self, X: Any) -> Tensor:
         """Objects (m, ...) as the linear layer is given them."""
         return self.regression.design(self.inputs(X))
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        self.no_scales(query)
         self.warn_of_time(len(X))
         return symmetric_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
 
@@ -126,6 +135,7 @@ class FittedExact(FittedSymmetric):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
+        self.no_scales(query)
         return exact_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
 
     def scores(self, X: Any, query: Query) -> None:
