@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullconformal.linear.bag import Change, LinearBag, at_points, coupled, gradient, logits, with_labels
 from fullconformal.linear.hessian import inner, rounding
-from fullconformal.linear.reference import Moved, moved
+from fullconformal.linear.reference import Moved, Reference, moved
 from fullconformal.losses import relative
 
 # Newton steps of the K equations, and of a fit, after which it is left to a method with line search.
@@ -29,13 +29,16 @@ class Added:
     """Fits of all columns' bags: Θ (d, K, B), logits of the training (n, K, B) and the added points (K, B), and their errors.
 
     A logit of a point is off by a range of at most spread^½ times ``reach`` (B,), spread at the fit on Z, and the logits of all points by
-    ``error`` (B,), infinite where no fit was found. ``E`` (K, K, B) is the added points' leverage at the fit on Z.
+    ``error`` (B,), infinite where no fit was found. ``E`` (K, K, B) is the added points' leverage at the fit on Z, ``kappa`` (B,)
+    the root of the largest spread there, ``mu`` (B,) the length of the gradient left.
     """
 
     theta: Tensor
     z: Tensor
     z_added: Tensor
     E: Tensor
+    kappa: Tensor
+    mu: Tensor
     reach: Tensor
     error: Tensor
     moved: Moved
@@ -66,10 +69,50 @@ def fit_added(bag: LinearBag, x: Tensor, columns: Tensor, tolerance: float) -> A
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
     first = moved(bag.reference, z, leverage, torch.zeros_like(mu))
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
-    share = kappa * mu / first.whole
-    error = torch.where(share < 1, -torch.log1p(-share.clamp(max=1.0)), torch.inf)
+    error = _error(kappa * mu / first.whole)
     grown = Moved(first.least * torch.exp(-error), first.most * torch.exp(error))
-    return Added(theta, z, z_added, E, error / kappa, error, grown)
+    return Added(theta, z, z_added, E, kappa, mu, error / kappa, error, grown)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Steps A'r (n, K, B) of the logits of the training points that leave each out of the bag it is in, and their errors (n, B), in range.
+
+    ``length`` (n, B) is a bound on (rᵀA'r)^½, ``spread`` (n, B) one on the spread of A'.
+    """
+
+    shift: Tensor
+    error: Tensor
+    length: Tensor
+    spread: Tensor
+
+
+def leave_out(at: Reference, fits: Added, r: Tensor) -> LeftOut:
+    """The steps of residuals r (n, K, B) at the fits, A' enclosed by A° and the factors by which the Hessian moved."""
+    low, high = 1 / fits.moved.most, 1 / fits.moved.least
+    s, spread = torch.bmm(at.left_out, r), at.left_out_spread[:, None]
+    length = (r * s).sum(1).clamp(min=0.0).sqrt()
+    rounded = 4 * at.rounding * (1 + at.odds[:, None])
+    error = (high - low) / 2 * spread.sqrt() * length + rounded * high * spread
+    return LeftOut(s.mul_(((low + high) / 2)[:, None]), error, high.sqrt() * length, high * spread)
+
+
+def _error(share: Tensor) -> Tensor:
+    """The error of logits −log(1 − κμ), infinite where nothing is known."""
+    return torch.where(share < 1, -torch.log1p(-share.clamp(max=1.0)), torch.inf)
+
+
+@torch.no_grad()
+def fit_without(bag: LinearBag, change: Change, theta: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Fits Θ (d, K, B) of bags with a point added and one left out, from Θ, and the error (B,) of the logits of those left out."""
+    at, removed = bag.reference, change.removed
+    kappa = bag.base.spread_at(change.x).sqrt().clamp(min=bag.base.kappa)
+    theta, mu = _newton(bag, change, theta, tolerance / kappa)
+    mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
+    zero = torch.zeros_like(mu)
+    least = moved(at, logits(bag, theta), zero, zero).least[removed, torch.arange(len(mu), device=mu.device)]
+    # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
+    return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 
 
 def _quadratic(E: Tensor, z: Tensor, y: Tensor) -> Tensor:
@@ -165,17 +208,17 @@ def conjugate(
 
 def _product(bag: LinearBag, X: Tensor, change: Change, pi: Tensor, own: Tensor | None, v: Tensor) -> Tensor:
     """H̄v (d, K, B)."""
-    u = relative_product_(pi, (X @ v.flatten(1)).view(len(X), *v.shape[1:]))
+    u = second_product_(pi, (X @ v.flatten(1)).view(len(X), *v.shape[1:]))
     if change.removed is not None:
         u[change.removed, :, torch.arange(u.shape[2], device=u.device)] = 0.0
     out = (X.T @ u.view(len(u), -1)).view_as(v)
     out += (bag.penalty[:, None, None] * coupled(bag, v)).to(out.dtype)
     if own is not None:
-        out += change.x[:, None, :] * relative_product_(own, at_points(change.x, v))
+        out += change.x[:, None, :] * second_product_(own, at_points(change.x, v))
     return out
 
 
-def relative_product_(pi: Tensor, u: Tensor) -> Tensor:
+def second_product_(pi: Tensor, u: Tensor) -> Tensor:
     """ℓ''u (..., K, B) in place of u."""
     u *= pi
     return u.sub_(pi * u.sum(-2, keepdim=True))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, conjugate, fit_added
+from fullconformal.linear.added import Added, conjugate, fit_added, leave_out
 from fullconformal.linear.bag import (
     Change,
     Counted,
@@ -183,17 +183,10 @@ def bounded_order(
     tau_error = fits.spread.sqrt() * (fits.reach + norms / whole) + grain + spread * grown
     # The points.
     r = relative.residual(pi, y)
-    s = torch.bmm(at.left_out, r)
-    length = (r * s).sum(1).clamp(min=0.0).sqrt()
-    low, high = 1 / fits.moved.most, 1 / fits.moved.least
-    spread = at.left_out_spread[:, None]
-    alpha = relative.margin(fits.z + ((low + high) / 2)[:, None] * s, y)
-    known = (
-        at.spread.sqrt()[:, None] * fits.reach
-        + grain
-        + spread * high * (grown + 4 * at.rounding * (1 + at.odds[:, None]))
-    )
-    error = ((high - low) / 2) * spread.sqrt() * length + known
+    step = leave_out(at, fits, r)
+    alpha = relative.margin(fits.z + step.shift, y)
+    known = at.spread.sqrt()[:, None] * fits.reach + grain + step.spread * grown
+    error = step.error + known
     order: Tensor = pvalues.order(alpha, tau, (error + tau_error).nan_to_num(torch.inf, torch.inf))
     # Where nothing is known of a point, or of a fit, a solve would not help.
     unknown = (order == 0) & left(order) & torch.isfinite(known + tau_error)

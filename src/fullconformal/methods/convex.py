@@ -156,7 +156,8 @@ class FittedExact(FittedSymmetric):
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
         self.no_scales(query)
-        return exact_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
+        weight = self.weight(query)
+        return exact_counts(self.bag, self.objects(X), query.q, weight, query.progress, self.memory, enough)
 
     def scores(self, X: Any, query: Query) -> None:
         return None
