@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 
-from fullconformal.linear.bag import Change, NoMinimiser, candidates
+from fullconformal.linear.bag import Change, NoMinimiser, at_points, candidates, logits
 from fullconformal.linear.exact import exact_counts
+from fullconformal.linear.hessian import hessian
 from fullconformal.linear.leave_one_out import deletion
 from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
+from fullconformal.linear.reference import moved
 from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
-from fullconformal.losses.relative import pairs, residual, second, spread
+from fullconformal.losses.relative import pairs, probabilities, residual, second, spread, unpacked
 from fullconformal.pvalues import comparison_weight, p_values
 
 schemes = st.sampled_from([0, 0.5, 1])
@@ -293,3 +295,59 @@ def test_many_objects_go_through_in_blocks_far_below_the_memory():
     assert steps[-1] == m
     # Twelve arrays of n float64 and four Hessians of 3 × 3 a candidate (`chunks`) are to stay within 2²⁷ bytes.
     assert max(np.diff([0, *steps])) * C * 8 * (12 * n + 4 * 9) <= 2**27
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed):
+    """Factors of H without z_i, from the fit on Z to any other weights and with a point added, are within those claimed."""
+    rng, (n, d, C) = np.random.default_rng(seed), (40, 3, 4)
+    bag = bag_of(rng.normal(size=(n, d)), np.arange(n) % C, C, np.full(d, 0.3))
+    theta = bag.base.theta[:, :, None] + 0.2 * torch.tensor(rng.normal(size=(d, C - 1, 1)))
+    x = torch.tensor(rng.normal(size=(d, 1)))
+    base = bag.base.theta[:, :, None]
+    H0 = hessian(bag, None, base, curvature_of(bag, base))[0]
+    at_x = unpacked(second(probabilities(at_points(x, theta))))[:, :, 0]
+    added = torch.kron(x @ x.T, at_x)
+    t = torch.linalg.eigvals(torch.linalg.solve(H0, added)).real.sum()[None]
+    found = moved(bag.reference, logits(bag, theta), t, bag.X.new_zeros(1))
+    for i in range(n):
+        one = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
+        before = hessian(bag, one, base, curvature_of(bag, base))[0]
+        after = hessian(bag, one, theta, curvature_of(bag, theta))[0]
+        for H in (after, after + added):
+            factors = torch.linalg.eigvals(torch.linalg.solve(before, H)).real
+            assert factors.min() >= found.least[i, 0] * (1 - 1e-9)
+            assert factors.max() <= found.most[i, 0] * (1 + 1e-9)
+
+
+def curvature_of(bag, theta):
+    return second(probabilities(logits(bag, theta)))
+
+
+def test_leverages_of_points_left_out_are_those_of_the_bag_without_them():
+    rng, (n, d, C) = np.random.default_rng(0), (30, 3, 4)
+    bag = bag_of(rng.normal(size=(n, d)), np.arange(n) % C, C, np.full(d, 0.3))
+    theta = bag.base.theta[:, :, None]
+    for i in range(n):
+        one = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
+        J = torch.kron(bag.X[i : i + 1], torch.eye(C - 1, dtype=torch.float64))
+        whole, rest = (hessian(bag, change, theta, curvature_of(bag, theta))[0] for change in (None, one))
+        literal = J @ torch.linalg.solve(rest, J.T)
+        # Solves of size 9 with conditions below 1e4.
+        np.testing.assert_allclose(bag.reference.left_out[i], literal, rtol=1e-9, atol=1e-12)
+        t = 1 - 1 / torch.linalg.eigvals(torch.linalg.solve(rest, whole)).real.max()
+        assert t <= bag.reference.leverage[i] * (1 + 1e-9)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(problems(max_size=60), schemes, st.sampled_from([0.02, 0.1, 0.35]))
+def test_counts_that_need_only_decide_a_level_decide_it(problem, q, epsilon):
+    """p > ε is the same from counts that stop there; where they stop is told the least and the largest count."""
+    n = len(problem[1])
+
+    def enough(labels, surely, possibly):
+        assert len(labels) == len(surely) == len(possibly) and bool((surely <= possibly).all())
+        return ((1 + surely) / (n + 1) > epsilon) == ((1 + possibly) / (n + 1) > epsilon)
+
+    p = p_symmetric(problem, q, enough=enough)
+    np.testing.assert_array_equal(p > epsilon, p_symmetric(problem, q) > epsilon)

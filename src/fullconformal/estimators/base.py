@@ -132,6 +132,10 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # Of bounds, the upper gives valid sets.
         return np.asarray(p[1] if isinstance(p, tuple) else p)
 
+    def _decided(self, X: Any, levels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Numbers (m, C) on the same side of every 1 − level as `predict_epsilon` has them; a method may know less than that."""
+        return self.predict_epsilon(X)
+
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
         proba = self.predict_proba(X)
@@ -173,7 +177,9 @@ class ConformalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if confidence_level is not None and not options.get("smoothing") and options.get("weights") is None:
             self.warn_unreachable(levels)
-        p = self.predict_epsilon(X, **options)
+        # Which label is likeliest is for the p-values to say.
+        decided = allow_empty and not any(option is not None and option is not False for option in options.values())
+        p = self._decided(X, levels) if decided else self.predict_epsilon(X, **options)
         proba = None if allow_empty else self.predict_proba(X)
         chosen = sets.prediction_sets(p, level, allow_empty=allow_empty, proba=proba)
         return sets.as_labels(chosen, self.classes_) if as_labels else chosen

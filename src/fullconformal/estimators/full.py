@@ -325,6 +325,14 @@ class FullConformalClassifier(ConformalClassifier):
         rest = pvalues.p_values(0.0, 0.0, compared, own, uniform)
         return tuple(self._widened(part, rest) for part in p) if bounds else self._widened(p, rest)
 
+    def _decided(self, X: Any, levels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        if self._recalibration is not None:
+            return self.predict_epsilon(X)
+        X = self._prepare_inputs(X)
+        validation.check_scores(self)
+        with progress_bar("sets", bool(self.verbose)) as progress:
+            return self._fitted.decide(X, self._query(progress=progress), levels)
+
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)

@@ -33,6 +33,7 @@ from fullconformal.runtime.tasks import Progress
 if TYPE_CHECKING:
     from fullconformal.linear.hessian import Base
     from fullconformal.linear.newton import Minimum
+    from fullconformal.linear.reference import Reference
 
 EPS = torch.finfo(torch.float64).eps
 FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
@@ -120,6 +121,13 @@ class LinearBag:
         return base_fit(self)
 
     @cached_property
+    def reference(self) -> Reference:
+        """The fit on Z point by point, from which bounds start."""
+        from fullconformal.linear.reference import reference
+
+        return reference(self)
+
+    @cached_property
     def precision(self) -> torch.dtype:
         """What to take rough leverages in."""
         from fullconformal.linear.hessian import rough_precision
@@ -204,6 +212,16 @@ class LinearBag:
             f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
         )
 
+    def points(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """X (n, d) and the inverse Hessian (p, p) of the fit on Z in a precision."""
+        if dtype not in self._points:
+            self._points[dtype] = self.X.to(dtype), self.base.inverse.to(dtype)
+        return self._points[dtype]
+
+    @cached_property
+    def _points(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
+        return {}
+
     @cached_property
     def white(self) -> Tensor:
         """R⁻¹ (d, d), RRᵀ the mean over classes of the Hessian at the fit on Z: features R⁻¹x have Hessians close to the identity."""
@@ -250,13 +268,14 @@ def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -
     losses = softplus(margin(z, bag.y[:, None]))
     if change is not None and change.removed is not None:
         losses[change.removed, torch.arange(len(change.y), device=z.device)] = 0.0
-    F = losses.sum(0) + 0.5 * (bag.penalty[:, None, None] * theta * _coupled(bag, theta)).sum((0, 1))
+    F = losses.sum(0) + 0.5 * (bag.penalty[:, None, None] * theta * coupled(bag, theta)).sum((0, 1))
     return F if change is None else F + softplus(margin(at_points(change.x, theta), change.y))
 
 
-def _coupled(bag: LinearBag, theta: Tensor) -> Tensor:
+def coupled(bag: LinearBag, theta: Tensor) -> Tensor:
     """TΘ (d, K, B)."""
-    return bag.coupling * theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", bag.coupling, theta)
+    T = bag.coupling.to(theta.dtype)
+    return T * theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", T, theta)
 
 
 def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:
@@ -266,7 +285,7 @@ def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) ->
         r[change.removed, :, torch.arange(B, device=r.device)] = 0.0
     flat = r.view(-1, K * B)
     G = (flat.T @ bag.X).T.reshape(d, K, B) if B == 1 else (bag.X.T @ flat).view(d, K, B)
-    G += bag.penalty[:, None, None] * _coupled(bag, theta)
+    G += bag.penalty[:, None, None] * coupled(bag, theta)
     if change is not None:
         G += change.x[:, None, :] * residual_(probabilities_(at_points(change.x, theta)), change.y)
     return G
@@ -288,6 +307,14 @@ def candidates(bag: LinearBag, X: Tensor, columns: Tensor) -> Change:
     C = bag.n_classes
     row = columns // C
     return Change(X[row].T.contiguous(), columns % C, row=row)
+
+
+def with_labels(bag: LinearBag, x: Tensor, first: int = 0) -> Change:
+    """Each of the C candidates of objects x (d, m), label fastest, as additions to the bag; the first object has a number."""
+    m, C = x.shape[1], bag.n_classes
+    row = first + torch.arange(m, device=x.device)
+    y = torch.arange(C, device=x.device).repeat(m)
+    return Change(x.repeat_interleave(C, 1), y, row=row.repeat_interleave(C))
 
 
 def chunks(bag: LinearBag, columns: Tensor, memory: int) -> Iterator[Tensor]:
@@ -317,4 +344,21 @@ def count_all(
         if progress is not None:
             progress((int(columns[-1]) + 1) // C, m)
     greater, equal = out.view(2, m, C).cpu().numpy()
+    return greater, equal
+
+
+def count_objects(
+    bag: LinearBag, X: Tensor, count: Callable[[Tensor, int], Counted], memory: int, progress: Progress | None
+) -> tuple[FloatArray, FloatArray]:
+    """Counts for all candidates of X (m, d) from those of blocks of objects (d, k), told the first one's number."""
+    m, (n, C) = len(X), (len(bag.X), bag.n_classes)
+    # On a CPU logits of a block stay in the cache.
+    width = max(1, (memory // 32 if X.is_cuda else min(memory // 32, 2**22)) // (8 * n * bag.K * C))
+    out = X.new_zeros(2, m, C)
+    for first in range(0, m, width):
+        block = X[first : first + width].T.contiguous()
+        out[:, first : first + width] = torch.stack(count(block, first)).view(2, -1, C)
+        if progress is not None:
+            progress(min(first + width, m), m)
+    greater, equal = out.cpu().numpy()
     return greater, equal

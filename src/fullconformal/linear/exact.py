@@ -9,16 +9,28 @@ decides it; only the rest are fitted, all together, each until its own order is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.bag import Change, Counted, FloatArray, LinearBag, at_points, comparison, count_all, logits
-from fullconformal.linear.hessian import certify, curvature, rounding
-from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
+from fullconformal.linear.added import fit_added, fit_without, leave_out, second_product_
+from fullconformal.linear.bag import (
+    Change,
+    Counted,
+    FloatArray,
+    LinearBag,
+    at_points,
+    comparison,
+    count_objects,
+    with_labels,
+)
+from fullconformal.linear.hessian import rounding
+from fullconformal.linear.leave_one_out import bounds
 from fullconformal.linear.newton import ROUGH, refit
+from fullconformal.linear.symmetric import COARSE, FLOOR, TOGETHER, Enough, symmetric_counts
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
 
@@ -30,69 +42,82 @@ def exact_counts(
     weight: Tensor | FloatArray | None = None,
     progress: Progress | None = None,
     memory_budget: int = 2**30,
+    enough: Enough | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Counts for the C candidates of every test point X_test (m, d), q 0 or 1; weight (n, C) as in `pvalues.count`."""
+    """Counts for the C candidates of every test point X_test (m, d), q 0 or 1; weight (n, C) as in `pvalues.count`.
 
-    def counted(change: Change) -> Counted:
-        order = deleted_order(bag, change, memory_budget) if q else ordinary_order(bag, change)
-        return pvalues.count(order, 0, 0, comparison(weight, change))
+    ``enough`` as in `symmetric_counts`: the ordinary scores are the symmetric ones.
+    """
+    if q == 0:
+        return symmetric_counts(bag, X_test, 0, weight, progress, memory_budget, enough)
 
-    return count_all(bag, X_test, counted, memory_budget, progress)
+    def counted(x: Tensor, first: int) -> Counted:
+        change = with_labels(bag, x, first)
+
+        def counts(order: Tensor) -> Counted:
+            above, tied = pvalues.count(order, 0, 0, comparison(weight, change))
+            return above.to(x.dtype), tied.to(x.dtype)
+
+        def left(order: Tensor) -> Tensor:
+            """Whether candidates (B,) are still to be decided."""
+            if enough is None:
+                return torch.ones_like(change.y, dtype=torch.bool)
+            above, tied = counts(order)
+            return ~enough(change.y, above, above + tied)
+
+        return counts(deleted_order(bag, x, change, left, memory_budget))
+
+    return count_objects(bag, X_test, counted, memory_budget, progress)
 
 
 @torch.no_grad()
-def ordinary_order(bag: LinearBag, change: Change) -> Tensor:
-    """Order (n, B) of the training points' scores against the candidates'."""
-    fits = refit(bag, change)
-    alpha = relative.margin(logits(bag, fits.theta), bag.y[:, None])
-    tau = relative.margin(at_points(change.x, fits.theta), change.y)
-    return torch.as_tensor(pvalues.order(alpha, tau, 2 * (fits.error + rounding(bag, change, fits.theta))))
+def deleted_order(
+    bag: LinearBag, x: Tensor, change: Change, left: Callable[[Tensor], Tensor], memory: int = 2**30
+) -> Tensor:
+    """Order (n, B) of the training points' scores against those of the candidates of objects x (d, m); 0 where they are tied.
 
-
-@torch.no_grad()
-def deleted_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
-    """Order (n, B) of the training points' scores against the candidates'."""
-    fits = refit(bag, change, tolerance=ROUGH)
+    ``left(order)`` says of which candidates (B,) it is still to be decided.
+    """
+    at, fits = bag.reference, fit_added(bag, x, torch.arange(len(change.y), device=x.device), ROUGH)
     theta, y = fits.theta, bag.y[:, None]
     base = bag.base.theta[:, :, None].expand_as(theta)
     tau = relative.margin(at_points(change.x, base), change.y)
     tau_error = bag.base.error_at(change.x) + rounding(bag, change, base)
-    z = logits(bag, theta)
-    pi = relative.probabilities(z)
-    S, r = relative.second(pi), relative.residual(pi, y)
-    C = curvature(bag, change, theta, S, bag.precision)
-    mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
-    out = deletion(C.A, S, r, 1)
-    error = (
-        bounds(C.spread, r, kappa, mu, out)
-        + score_error(C.spread, out, torch.zeros_like(mu), C.rounding)
-        + rounding(bag, change, theta)
+    r = relative.residual(relative.probabilities(fits.z), y)
+    step = leave_out(at, fits, r)
+    # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
+    grown = ((1 + at.odds[:, None]) / fits.moved.least).sqrt()
+    known = rounding(bag, change, theta) + FLOOR + at.spread.sqrt()[:, None] * fits.reach
+    error = step.error + bounds(step.spread, step.length, grown * fits.kappa, grown * fits.mu) + known
+    order: Tensor = pvalues.order(
+        relative.margin(fits.z + step.shift, y), tau, (error + tau_error).nan_to_num(torch.inf)
     )
-    order: Tensor = pvalues.order(relative.margin(z + out.shift, y), tau, error + tau_error)
+    # Its loss is no less than with it.
+    order[relative.margin(fits.z, y) - known > tau + tau_error] = 1
     if bag.free_intercept:  # without the last point of a class the intercept runs away, and with it that point's loss
         order[(torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1)[:, None] & (y != change.y)] = 1
-    column, point = (order.T == 0).nonzero(as_tuple=True)
-    dual = duals(S, r, out.shift)
-    width = max(1, min(memory // 4, 2**24) // (8 * len(bag.X) * bag.K))
-    for at in range(0, len(column), width):
-        c, i = column[at : at + width], point[at : at + width]
-        start = theta[:, :, c] + _steps(bag, C.inverse, c, i, dual[i, :, c])
-        order[i, c] = _refitted_order(bag, replace(change[c], removed=i), start, tau[c], tau_error[c])
+    width = max(1, min(memory // 4, TOGETHER) // (8 * len(bag.X) * bag.K))
+    for accuracy in (COARSE, ROUGH, 0.0):
+        column, point = ((order.T == 0) & left(order)[:, None]).nonzero(as_tuple=True)
+        for first in range(0, len(column), width):
+            c, i = column[first : first + width], point[first : first + width]
+            own = replace(change[c], removed=i)
+            pull = second_product_(at.log_pi[i, 1:, 0].exp().T, step.shift[i, :, c].T)
+            start = theta[:, :, c] + _steps(bag, i, r[i, :, c] + pull.T)
+            order[i, c] = _refitted_order(bag, own, start, tau[c], tau_error[c] + FLOOR * (accuracy > 0), accuracy)
     return order
 
 
-def _steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual: Tensor) -> Tensor:
-    """H̄⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), each by the Hessian of its column; columns ascend."""
-    x = bag.seen(bag.X[point].T, inverse.dtype).T
-    right = (x[:, :, None] * dual[:, None, :].to(x.dtype)).flatten(1)
-    present, sizes = column.unique_consecutive(return_counts=True)
-    parts = [part @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
-    steps = torch.cat(parts).T.reshape(bag.X.shape[1], -1)
-    return bag.unseen(steps, inverse.dtype).view(len(steps), bag.K, -1)
+def _steps(bag: LinearBag, point: Tensor, dual: Tensor) -> Tensor:
+    """H⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), by the Hessian of the fit on Z."""
+    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
+    return (right @ bag.base.inverse).T.reshape(*bag.base.theta.shape, -1)
 
 
-def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, tau_error: Tensor) -> Tensor:
-    """Order (b,) of the removed points' scores against τ, each fit refined until it is decided or has converged."""
+def _refitted_order(
+    bag: LinearBag, change: Change, start: Tensor, tau: Tensor, tau_error: Tensor, accuracy: float
+) -> Tensor:
+    """Order (b,) of the removed points' scores against τ by fits of an accuracy; for zero, until it is decided or they converged."""
     x, y = bag.X[change.removed].T, bag.y[change.removed]
 
     def order(columns: Tensor, theta: Tensor, error: Tensor) -> Tensor:
@@ -100,5 +125,8 @@ def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, 
         tie = error + rounding(bag, change[columns], theta) + tau_error[columns]
         return torch.as_tensor(pvalues.order(alpha, tau[columns], tie))
 
+    every = torch.arange(len(tau), device=tau.device)
+    if accuracy:
+        return order(every, *fit_without(bag, change, start, accuracy)).nan_to_num(0)
     fits = refit(bag, change, start, stop=lambda *state: order(*state) != 0)
-    return order(torch.arange(len(tau), device=tau.device), fits.theta, fits.error)
+    return order(every, fits.theta, fits.error)

@@ -103,19 +103,15 @@ def score_error(spread: Tensor, out: Deletion, logit_error: Tensor, A_error: Ten
     return error.masked_fill_(e < 4 * (2 * logit_error + A_error), torch.inf)
 
 
-def bounds(spread: Tensor, r: Tensor, kappa: Tensor, mu: Tensor, out: Deletion) -> Tensor:
-    """How far logits (..., B) can be, in range, from those of the exact leave-one-out fit, where ``out`` is for q = 1, by A's spread.
+def bounds(spread: Tensor, nu: Tensor, kappa: Tensor, mu: Tensor) -> Tensor:
+    """How far logits (n, B) can be, in range, from those of the exact leave-one-out fit, where a Newton step of length ν left a point out.
 
-    The bag without the point has Hessian H̄ − JᵀSJ, gradient −Jᵀr + (what is left, μ in the norm of H̄⁻¹), and κ grows by at most
-    (1 − t)^(−½). The Newton step has length ν = (r·shift)^½ and moves logits by ranges ≤ R = κν, so the gradient behind it is at
-    most ((e^R − 1)/R − 1)ν, which `radius` turns into a distance.
+    All by the Hessian of the bag without the point: the spread of its leverage, κ, and the length μ of what was left of the gradient.
+    The step moves logits by ranges ≤ R = κν, so the gradient behind it is at most ((e^R − 1)/R − 1)ν, which `radius` turns into a distance.
     """
-    root = out.remaining.sqrt()
-    kappa, mu = kappa / root, mu / root
-    nu = (r * out.shift).sum(-2).clamp(min=0.0).sqrt()
     R = kappa * nu
     behind = torch.where(R > 1e-4, torch.expm1(R) / R.clamp(min=1e-4) - 1, 0.5 * R * (1 + R)) * nu
-    return spread.sqrt() / root * radius(behind + mu, R, kappa)
+    return spread.sqrt() * radius(behind + mu, R, kappa)
 
 
 def duals(S: Tensor, r: Tensor, shift: Tensor) -> Tensor:

@@ -149,6 +149,10 @@ class Fitted(ABC):
         """p-values (m, C) of objects X; weights (m, 1) of their candidates, uniforms (m, 1) where ties are broken at random."""
         return pvalues.p_values(*self.counts(X, query), query.total(self.labels, self.n_classes), own, uniform)
 
+    def decide(self, X: Any, query: Query, levels: FloatArray) -> FloatArray:
+        """Numbers (m, C) on the same side of 1 − level as the p-values, at every level: these themselves where nothing less will do."""
+        return self.p_values(X, query)
+
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
         """Two arrays (m, C) that enclose the p-values of the ordinary scheme; symmetric scores alone have them."""
         raise NotImplementedError

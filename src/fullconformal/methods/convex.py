@@ -21,10 +21,11 @@ from fullconformal.linear.bag import Change
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.from_problem import Regression
 from fullconformal.linear.span import Span
-from fullconformal.linear.symmetric import symmetric_bounds, symmetric_counts, symmetric_scores
+from fullconformal.linear.symmetric import Enough, symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.methods.base import Bag, Config, ConformalWarning, FloatArray, Method, Query
 from fullconformal.methods.fitting import FittedProblem, fit_problem, problem_log_proba
 from fullconformal.problem import Problem
+from fullconformal.sets import members
 from fullconformal.storage import expect, require, savable
 
 
@@ -83,13 +84,40 @@ class FittedSymmetric(FittedProblem):
         regression.assign(regression.bag.base.theta)
         return cls(problem, regression, memory)
 
+    def no_scales(self, query: Query) -> None:
+        """Raise where a query scales the penalties."""
+        if query.scales is not None:
+            raise ValueError(
+                f"scales of shape {query.scales.shape} were given, but penalties of each object's own are not computed by "
+                f"method={self.method!r}: leave scales out, or refit the transformers for each object."
+            )
+
     def objects(self, X: Any) -> Tensor:
         """Objects (m, ...) as the linear layer is given them."""
         return self.regression.design(self.inputs(X))
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        return self._counted(X, query)
+
+    def _counted(self, X: Any, query: Query, enough: Enough | None = None) -> tuple[FloatArray, FloatArray]:
+        """Counts (m, C), which need not be told apart where they are enough."""
+        self.no_scales(query)
         self.warn_of_time(len(X))
-        return symmetric_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
+        weight = self.weight(query)
+        return symmetric_counts(self.bag, self.objects(X), query.q, weight, query.progress, self.memory, enough)
+
+    def decide(self, X: Any, query: Query, levels: FloatArray) -> FloatArray:
+        total, epsilon = query.total(self.labels, self.n_classes), 1.0 - levels.ravel()
+
+        def enough(labels: Tensor, surely: Tensor, possibly: Tensor) -> Tensor:
+            """Whether p > ε is the same for the least and the largest count (B,), at every level."""
+            whole = np.broadcast_to(total, self.n_classes)[labels.cpu().numpy()]
+            least, most = (pvalues.p_values(c.cpu().numpy(), 0.0, whole) for c in (surely, possibly))
+            same = members(least[:, None], epsilon) == members(most[:, None], epsilon)
+            return torch.as_tensor(same.all(1), device=labels.device)
+
+        found = self._counted(X, query, enough)
+        return pvalues.p_values(*found, total)
 
     def warn_of_time(self, m: int) -> None:
         """Warn where all candidates of m objects will take long."""
@@ -144,10 +172,12 @@ class FittedExact(FittedSymmetric):
 
     method = "exact"
 
-    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+    def _counted(self, X: Any, query: Query, enough: Enough | None = None) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
-        return exact_counts(self.bag, self.objects(X), query.q, self.weight(query), query.progress, self.memory)
+        self.no_scales(query)
+        weight = self.weight(query)
+        return exact_counts(self.bag, self.objects(X), query.q, weight, query.progress, self.memory, enough)
 
     def scores(self, X: Any, query: Query) -> None:
         return None
