@@ -39,7 +39,7 @@ class Steps:
     >>> steps = Steps(np.array([[1.0, 2.0, 0.0]]), np.array([[4.0, 3.0, 9.0]]), np.array([3.0]))
     >>> steps.p([[2.5, 3.5, 20.0]])
     array([[1.  , 0.75, 0.25]])
-    >>> steps.interval(0.6)
+    >>> steps.interval(0.4)
     array([[1., 4.]])
     """
 

@@ -14,8 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import validation
-from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.conformal import whole_or_nothing
+from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream

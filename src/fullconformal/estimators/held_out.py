@@ -15,8 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
-from fullconformal.estimators.base import ConformalClassifier
-from fullconformal.estimators.conformal import whole_or_nothing
+from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.guarantees import Guarantee

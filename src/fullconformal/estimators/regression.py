@@ -14,7 +14,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fullconformal import sets
 from fullconformal.estimators import inputs
-from fullconformal.estimators.conformal import Conformal
+from fullconformal.estimators.base import Conformal
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import ConformalWarning
 from fullconformal.storage import require

@@ -12,7 +12,7 @@ import sklearn
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.estimators.conformal import Conformal
+from fullconformal.estimators.base import Conformal
 from fullconformal.storage import StorageError, expect, one_line
 from fullconformal.storage.container import read, write
 from fullconformal.storage.modules import Factory
