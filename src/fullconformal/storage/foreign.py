@@ -28,9 +28,10 @@ HOMES = {
         "sklearn.feature_selection": ("VarianceThreshold",),
         "sklearn.compose": ("ColumnTransformer",),
         "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
-        "sklearn.linear_model": ("LogisticRegression",),
+        "sklearn.linear_model": ("LogisticRegression", "Ridge", "RidgeCV", "LinearRegression", "Lasso", "ElasticNet"),
+        "sklearn.kernel_ridge": ("KernelRidge",),
         "sklearn.neural_network": ("MLPClassifier",),
-        "sklearn.neighbors": ("KNeighborsClassifier",),
+        "sklearn.neighbors": ("KNeighborsClassifier", "KNeighborsRegressor"),
         "fullconformal.models.density": ("KernelDensityClassifier",),
     }.items()
     for name in names
