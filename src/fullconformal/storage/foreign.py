@@ -30,7 +30,7 @@ HOMES = {
         "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
         "sklearn.linear_model": ("LogisticRegression", "Ridge", "RidgeCV", "LinearRegression", "Lasso", "ElasticNet"),
         "sklearn.kernel_ridge": ("KernelRidge",),
-        "sklearn.neural_network": ("MLPClassifier",),
+        "sklearn.neural_network": ("MLPClassifier", "MLPRegressor"),
         "sklearn.neighbors": ("KNeighborsClassifier", "KNeighborsRegressor"),
         "fullconformal.models.density": ("KernelDensityClassifier",),
     }.items()
