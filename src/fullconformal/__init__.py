@@ -1,4 +1,4 @@
-"""Full conformal prediction for PyTorch and scikit-learn classifiers."""
+"""Full conformal prediction for PyTorch and scikit-learn: sets of labels, intervals of numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fullconformal.comparison import compare
     from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
     from fullconformal.estimators.full import FullConformalClassifier
+    from fullconformal.estimators.full_regression import FullConformalRegressor
     from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
     from fullconformal.methods.base import ConformalWarning
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AggregatedConformalClassifier", "CVPlusClassifier", "ClusterError", "ConformalWarning", "CrossConformalClassifier",
-    "FullConformalClassifier", "JackknifePlusClassifier", "SplitConformalClassifier", "StorageError", "compare", "load",
+    "FullConformalClassifier", "FullConformalRegressor", "JackknifePlusClassifier", "SplitConformalClassifier",
+    "StorageError", "compare", "load",
 ]  # fmt: skip
 
 # Imported when first asked for: the command line's --help must not wait for torch.
@@ -29,6 +31,7 @@ _HOMES = {
     "CrossConformalClassifier": "fullconformal.estimators.cross",
     "CVPlusClassifier": "fullconformal.estimators.cross",
     "FullConformalClassifier": "fullconformal.estimators.full",
+    "FullConformalRegressor": "fullconformal.estimators.full_regression",
     "JackknifePlusClassifier": "fullconformal.estimators.cross",
     "SplitConformalClassifier": "fullconformal.estimators.split",
     "compare": "fullconformal.comparison",

@@ -13,7 +13,7 @@ import sklearn
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.base import Conformal
 from fullconformal.runtime.files import check_writable
 from fullconformal.storage import StorageError, expect, one_line
 from fullconformal.storage.container import parse, read, write
@@ -21,7 +21,7 @@ from fullconformal.storage.modules import Factory
 from fullconformal.storage.values import Packer, Unpacker
 
 
-def save(clf: ConformalClassifier, path: Path | str, *, factory: Any = None, notes: Any = None) -> None:
+def save(clf: Conformal, path: Path | str, *, factory: Any = None, notes: Any = None) -> None:
     """Write a fitted predictor, and notes of the caller (JSON), to one file."""
     know_everything()
     check_writable(path)
@@ -55,7 +55,7 @@ def load(path: Path | str, *, factory: Any = None, device: str = "auto") -> Any:
 
     Returns
     -------
-    FullConformalClassifier, SplitConformalClassifier or any of their kin
+    FullConformal, SplitConformal or any of their kin
         Its p-values are, on the same device, those of the predictor that was saved, to the bit.
 
     Examples
@@ -65,7 +65,7 @@ def load(path: Path | str, *, factory: Any = None, device: str = "auto") -> Any:
     >>> from sklearn.datasets import load_iris
     >>> import fullconformal
     >>> X, y = load_iris(return_X_y=True)
-    >>> clf = fullconformal.FullConformalClassifier(l2=0.01).fit(X[::2], y[::2])
+    >>> clf = fullconformal.FullConformal(l2=0.01).fit(X[::2], y[::2])
     >>> with TemporaryDirectory() as folder:
     ...     clf.save(Path(folder) / "iris.safetensors")
     ...     again = fullconformal.load(Path(folder) / "iris.safetensors")
@@ -89,7 +89,7 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
         known = re.fullmatch(r"(cpu|cuda|mps)(:\d{1,2})?", saved) is not None and usable(saved)
         place = (saved if known else "cpu") if device == "auto" else device
         clf = Unpacker(tensors, place, made, len(text)).unpack(content["predictor"])
-        if not isinstance(clf, ConformalClassifier):
+        if not isinstance(clf, Conformal):
             raise StorageError(f"it holds a {type(clf).__name__}, which is no predictor")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -107,7 +107,13 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
 def know_everything() -> None:
     """Make sure that every class a predictor may hold is on the list of what is saved and loaded."""
     # Imported when first needed, as pandas is slow and this module is imported by those it imports.
-    for name in ("estimators.full", "estimators.split", "estimators.cross", "storage.foreign"):
+    for name in (
+        "estimators.full",
+        "estimators.full_regression",
+        "estimators.split",
+        "estimators.cross",
+        "storage.foreign",
+    ):
         import_module(f"fullconformal.{name}")
 
 

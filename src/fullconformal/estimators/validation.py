@@ -57,6 +57,12 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
 
 
+def check_level(level: Any) -> None:
+    """Raise unless it is one confidence level."""
+    if sets.check_levels(level).ndim:
+        raise ValueError(f"confidence_level={level!r} must be one number; give several to predictions.")
+
+
 def check_shared(clf: Any) -> None:
     """Raise if a parameter that several classifiers share is invalid."""
     sets.check_levels(clf.confidence_level)
@@ -116,6 +122,17 @@ def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, sta
         ConformalWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def check_network(reg: Any) -> None:
+    """Raise if a parameter of a regressor that concerns networks is invalid."""
+    if not isinstance(reg.curvature, Curvature):
+        check_option("curvature", reg.curvature, ("auto", *(name for name in CURVATURES if name != "hessian")))
+    if reg.damping is not None:
+        check_number("damping", reg.damping, 0, "None or a number ≥ 0")
+    check_flag("prefit", reg.prefit)
+    check_whole("max_epochs", reg.max_epochs, 0, "a whole number ≥ 0")
+    check_option("dtype", reg.dtype, tuple(DTYPES))
 
 
 def check_full(clf: Any) -> None:

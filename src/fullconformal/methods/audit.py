@@ -42,7 +42,7 @@ class Audit:
     score_distance : ndarray
         |α − exact α| of all refitted points.
     weights : ndarray (n_pairs,)
-        One over the probability with which the label was drawn for its object.
+        One over the probability with which the label was drawn for its object; empty where values were drawn, not labels.
     changed : int
         Pairs whose label would enter or leave the set at `confidence_level`.
     """
@@ -107,9 +107,13 @@ class Audit:
             ("score distance, mean / largest", score),
             ("p-value distance, mean / largest", f"{self.p_distance.mean():.2e} / {self.p_distance.max():.2e}"),
             (f"labels that change sides at {self.confidence_level:.0%}", f"{self.changed} of {self.n_pairs}"),
-            ("labels lost per object", "{:.2f} ({:.2f} to {:.2f})".format(*self.lost)),
-            ("error rate implied, at most", "{:.2f} ({:.2f} to {:.2f})".format(*self.error_rate)),
         ]
+        # Of intervals values were drawn, which stand for no share of anything.
+        if len(self.weights):
+            rows += [
+                ("labels lost per object", "{:.2f} ({:.2f} to {:.2f})".format(*self.lost)),
+                ("error rate implied, at most", "{:.2f} ({:.2f} to {:.2f})".format(*self.error_rate)),
+            ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 

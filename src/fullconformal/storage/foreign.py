@@ -57,11 +57,21 @@ LEARNED = {
     },
     "sklearn.pipeline": {"Pipeline": "", "FeatureUnion": ""},
     "sklearn.frozen": {"FrozenEstimator": ""},
-    "sklearn.linear_model": {"LogisticRegression": "classes_:labels coef_:(kd) intercept_:(k) n_iter_:(i)"},
+    "sklearn.linear_model": {
+        "LogisticRegression": "classes_:labels coef_:(kd) intercept_:(k) n_iter_:(i)",
+        "Ridge": "coef_:(d) intercept_:number n_iter_:(k)|none solver_:text",
+        "RidgeCV": "coef_:(d) intercept_:number alpha_:number best_score_:number",
+        "LinearRegression": "coef_:(d) intercept_:number rank_:count singular_:(k)",
+        "Lasso": "coef_:(d) intercept_:number n_iter_:count dual_gap_:number",
+        "ElasticNet": "coef_:(d) intercept_:number n_iter_:count dual_gap_:number",
+    },
+    "sklearn.kernel_ridge": {"KernelRidge": "dual_coef_:(n) X_fit_:(nd)"},
     "sklearn.neural_network": {
         "MLPClassifier": "coefs_:(ab)* intercepts_:(a)* classes_:labels n_layers_:count n_outputs_:count out_activation_:text "
         "loss:text loss_:number _label_binarizer:LabelBinarizer n_iter_:count t_:count loss_curve_:number* best_loss_:number|none "
         "validation_scores_:number*|none best_validation_score_:number|none",
+        "MLPRegressor": "coefs_:(ab)* intercepts_:(a)* n_layers_:count n_outputs_:count out_activation_:text loss_:number n_iter_:count "
+        "t_:count loss_curve_:number* best_loss_:number|none validation_scores_:number*|none best_validation_score_:number|none",
     },
     "sklearn.tree": {
         "DecisionTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
@@ -78,7 +88,7 @@ LEARNED = {
         "HistGradientBoostingClassifier": "classes:labels n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
     },
     # Their points are kept, and learnt again.
-    "sklearn.neighbors": {"KNeighborsClassifier": "X:points y:labels"},
+    "sklearn.neighbors": {"KNeighborsClassifier": "X:points y:labels", "KNeighborsRegressor": "X:points y:(n)"},
     "fullconformal.models.density": {"KernelDensityClassifier": "X_:(nd) y_:(n) classes_:labels"},
 }  # fmt: skip
 HOMES = {name: module for module, classes in LEARNED.items() for name in classes}
@@ -87,7 +97,7 @@ COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:o
 # Left behind: the state of training, which no prediction needs.
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
 # Those that hold more than what is listed, which no prediction needs.
-MORE = {"PolynomialFeatures", "DecisionTreeClassifier", "ExtraTreeClassifier", *LEARNED["sklearn.ensemble"]}
+MORE = {"PolynomialFeatures", "Lasso", "DecisionTreeClassifier", "ExtraTreeClassifier", *LEARNED["sklearn.ensemble"]}
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
 # Those that make more columns than they are given, and where those that put columns side by side have their steps.
@@ -118,9 +128,10 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     fitted = {name: value for name, value in vars(estimator).items() if name not in params and name not in DROPPED}
     params |= defaults(cls, OURS)
     check(cls.__name__, params)
-    if cls.__name__ == "KNeighborsClassifier":
+    if cls.__name__.startswith("KNeighbors"):
         # Its tree is planted again.
-        fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]} if "_fit_X" in fitted else {}
+        y = estimator.classes_[estimator._y] if hasattr(estimator, "classes_") else getattr(estimator, "_y", None)
+        fitted = {"X": estimator._fit_X, "y": y} if "_fit_X" in fitted else {}
     if cls.__name__ == "HistGradientBoostingClassifier" and "_predictors" in fitted:
         fitted = boosted_parts(estimator)
     if cls.__name__ in MORE:
@@ -141,7 +152,7 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
     cls = home(name)
     estimator = cls(**params | defaults(cls, OURS))
     check_fitted(name, fitted)
-    if name == "KNeighborsClassifier" and fitted:
+    if name.startswith("KNeighbors") and fitted:
         return estimator.fit(fitted["X"], fitted["y"])
     if fitted.get("n_features_in_", 0) > max(unpacker.size, LIMITS.sparse_columns):
         raise StorageError(f"{name} has more columns than a file of its size can bear out")
