@@ -11,7 +11,7 @@ from benchmarks import house
 
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
-ARRAYS = ["pvalues", "sets", "metrics", "conformity"]
+ARRAYS = ["pvalues", "sets", "intervals", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
 METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting")]
 BELOW_METHODS = [
@@ -26,6 +26,7 @@ ESTIMATORS = {f"estimators.{name}" for name in ("full", "split", "cross")}
 LAYERS = {
     "pvalues": [],
     "sets": [],
+    "intervals": ["sets"],
     "metrics": ["sets", "metrics"],
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],

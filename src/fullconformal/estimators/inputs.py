@@ -15,7 +15,7 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, validate_data
+from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, bfloat16
 
 from fullconformal.models.requirements import REMEDY, place
@@ -78,6 +78,48 @@ def labels(y: Any) -> Any:
         found = np.asarray(y.tolist())
         return found if found.shape == y.shape and found.dtype.kind in "biu" else y
     return y
+
+
+# A quantity of so few whole values is rare, and labels written as numbers are not.
+FEW_VALUES = 10
+
+
+def targets(y: Any) -> Any:
+    """Numbers (n,) as float64, all finite; words are refused, and whole numbers of few values are asked about."""
+    # scikit-learn raises its own error for this.
+    if y is None:
+        return y
+    if isinstance(y, str):
+        raise ValueError(f"y={y!r} is one word; give the numbers, one for each object (of a table: X[{y!r}]).")
+    y = unmasked("y", y)
+    kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
+    given = np.asarray(y, dtype=kind) if kind is not None and kind.kind in "biu" else np.asarray(y)
+    words = given.dtype.kind in "US" or (
+        given.dtype.kind == "O" and any(isinstance(v, (str, bytes)) for v in given.flat)
+    )
+    try:
+        numbers = None if words or given.dtype.kind in "mMc" else given.astype(np.float64)
+    except (TypeError, ValueError):
+        numbers = None
+    if numbers is None:
+        raise ValueError(
+            "y holds something else than numbers; regression predicts numbers. Convert it, or take FullConformalClassifier for labels."
+        )
+    numbers = column_or_1d(numbers, warn=True)
+    if (bad := ~np.isfinite(numbers)).any():
+        raise ValueError(
+            f"y is NaN or infinite at {bad.sum()} of its {len(numbers)} places, the first at {int(bad.argmax())} (counted from 0); "
+            "leave such points out."
+        )
+    if given.dtype.kind in "biu" and len(numbers) > 2 * FEW_VALUES:
+        values = np.unique(numbers)
+        if len(values) <= FEW_VALUES:
+            warnings.warn(
+                f"y has {len(values)} distinct whole numbers only. If they are labels, take FullConformalClassifier; if they are "
+                "quantities, give y.astype(float).",
+                UserWarning, stacklevel=6,
+            )  # fmt: skip
+    return numbers
 
 
 def check_labels(y: Any) -> None:

@@ -12,14 +12,14 @@ import sklearn
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.estimators.base import ConformalClassifier
+from fullconformal.estimators.base import Conformal
 from fullconformal.storage import StorageError, expect, one_line
 from fullconformal.storage.container import read, write
 from fullconformal.storage.modules import Factory
 from fullconformal.storage.values import Packer, Unpacker
 
 
-def save(clf: ConformalClassifier, path: Path | str, *, factory: Any = None, notes: Any = None) -> None:
+def save(clf: Conformal, path: Path | str, *, factory: Any = None, notes: Any = None) -> None:
     """Write a fitted predictor, and notes of the caller (JSON), to one file."""
     know_everything()
     path = Path(path)
@@ -55,7 +55,7 @@ def load(path: Path | str, *, factory: Any = None, device: str = "auto") -> Any:
 
     Returns
     -------
-    FullConformalClassifier, SplitConformalClassifier or any of their kin
+    FullConformal, SplitConformalClassifier or any of their kin
         Its p-values are, on the same device, those of the predictor that was saved, to the bit.
 
     Examples
@@ -86,7 +86,7 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
         saved = expect(content["device"], str)
         place = (saved if usable(saved) else "cpu") if device == "auto" else device
         clf = Unpacker(tensors, place, made).unpack(content["predictor"])
-        if not isinstance(clf, ConformalClassifier):
+        if not isinstance(clf, Conformal):
             raise StorageError(f"it holds a {type(clf).__name__}, which is no predictor")
         if getattr(clf, "device", "auto") != "auto" and torch.device(clf.device).type != torch.device(place).type:
             clf.device = place

@@ -1,0 +1,153 @@
+"""What all conformal regressors share: intervals, unions of intervals and p-values from the step function p(y) of each object."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _num_samples, check_is_fitted
+
+from fullconformal import sets
+from fullconformal.estimators import inputs
+from fullconformal.estimators.base import Conformal
+from fullconformal.intervals import Steps
+from fullconformal.methods.base import ConformalWarning
+from fullconformal.storage import require
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
+    """Base of the regressors: whoever gives `predict` and `predict_steps` gets the rest."""
+
+    @staticmethod
+    def _targets(y: Any) -> Any:
+        return inputs.targets(y)
+
+    @abstractmethod
+    def predict(self, X: Any) -> FloatArray:
+        """The model's prediction (m,); it carries no guarantee."""
+
+    @abstractmethod
+    def predict_steps(self, X: Any, **options: Any) -> Iterator[Steps]:
+        """p(y) of all objects as step functions, a block of objects at a time."""
+
+    def predict_interval(
+        self, X: Any, confidence_level: float | Sequence[float] | None = None, **options: Any
+    ) -> FloatArray:
+        """The smallest interval that holds every y with a p-value above 1 − confidence_level.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        confidence_level : float or sequence of float, optional
+            One level, or several; the regressor's own where not given.
+        **options
+            Those of `predict_p`.
+
+        Returns
+        -------
+        ndarray (m, 2), or (m, 2, L) for L levels
+            Lower and upper ends; infinite where the level needs more points than there are, NaN where no y has such a p-value.
+        """
+        levels = self._levels(confidence_level, options)
+        return np.concatenate([steps.interval(levels) for steps in self.predict_steps(X, **options)])
+
+    def predict_set(self, X: Any, confidence_level: float | None = None, **options: Any) -> list[FloatArray]:
+        """All y with a p-value above 1 − confidence_level, as a union of closed intervals.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        confidence_level : float, optional
+            The regressor's own where not given.
+        **options
+            Those of `predict_p`.
+
+        Returns
+        -------
+        list of m arrays (k, 2)
+            Lower and upper ends of each interval, ascending and apart.
+        """
+        levels = self._levels(confidence_level, options)
+        if levels.ndim:
+            raise ValueError("predict_set needs one confidence_level; call it once for each level.")
+        return [union for steps in self.predict_steps(X, **options) for union in steps.unions(float(levels))]
+
+    def predict_p(self, X: Any, y: Any, **options: Any) -> FloatArray:
+        """p-values of numbers as the value of objects.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        y : array-like (m,) or (m, k)
+            One number for each object, or k of them.
+        **options
+            Of the method.
+
+        Returns
+        -------
+        ndarray of the shape of y
+        """
+        numbers = self._numbers(X, y)
+        columns = numbers[:, None] if numbers.ndim == 1 else numbers
+        parts, start = [], 0
+        for steps in self.predict_steps(X, **options):
+            parts.append(steps.p(columns[start : start + len(steps)]))
+            start += len(steps)
+        return np.concatenate(parts).reshape(numbers.shape)
+
+    def _levels(self, confidence_level: Any, options: Any) -> FloatArray:
+        """Checked levels; a warning where there are too few points for one that was given."""
+        check_is_fitted(self)
+        levels = sets.check_levels(self.confidence_level if confidence_level is None else confidence_level)
+        if confidence_level is not None and options.get("weights") is None:
+            self.warn_unreachable(levels)
+        return levels
+
+    @staticmethod
+    def _numbers(X: Any, y: Any, name: str = "y") -> FloatArray:
+        """Numbers (m,) or (m, k), finite, for the objects X."""
+        numbers = np.asarray(y, dtype=np.float64)
+        if numbers.ndim not in (1, 2) or len(numbers) != _num_samples(X):
+            raise ValueError(
+                f"{name} must have shape ({_num_samples(X)},), a number for each object, or ({_num_samples(X)}, k); "
+                f"got {numbers.shape}."
+            )
+        if np.isnan(numbers).any():
+            raise ValueError(f"{name} holds NaN; give numbers.")
+        return numbers
+
+    def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
+        """Warn where a level needs more points than there are: intervals are then infinite."""
+        warn_infinite(self.n_samples_fit_, levels, "training", stacklevel)
+
+    def verify_intervals(self) -> None:
+        """Raise unless the regressor gives predictions and intervals of the objects it kept."""
+        m = _num_samples(self._sample)
+        require(isinstance(self.confidence_level, float) and 0 < self.confidence_level < 1, "confidence level")
+        found, predicted = self.predict_interval(self._sample), self.predict(self._sample)
+        require(predicted.shape == (m,) and bool(np.isfinite(predicted).all()), "model")
+        require(found.shape == (m, 2) and not bool((found[:, 0] > found[:, 1]).any()), "intervals")
+
+
+def warn_infinite(n: int, levels: FloatArray, kind: str, stacklevel: int) -> None:
+    """Warn where a level needs more than n points of a kind."""
+    highest = float(levels.max())
+    if not sets.members(np.array(1 / (n + 1)), 1 - highest):
+        return
+    warnings.warn(
+        f"confidence_level={highest:g} needs more than the {n} {kind} point{'s' * (n != 1)} there {'are' if n != 1 else 'is'}: the "
+        f"highest confidence level possible is {n / (n + 1):.4g}; above it every interval is infinite. Give more points, or lower "
+        "the level.",
+        ConformalWarning,
+        stacklevel=stacklevel + 1,
+    )
