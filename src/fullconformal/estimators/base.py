@@ -1,4 +1,4 @@
-"""What all conformal predictors share: parameters kept, fits whole or not at all, checked input, what is saved; and what all classifiers do."""
+"""What all conformal predictors share: parameters, fits whole or not at all, checked input, what is saved; and what all classifiers do."""
 
 from __future__ import annotations
 

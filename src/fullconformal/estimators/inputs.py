@@ -94,11 +94,13 @@ def targets(y: Any) -> Any:
     y = unmasked("y", y)
     kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
     given = np.asarray(y, dtype=kind) if kind is not None and kind.kind in "biu" else np.asarray(y)
+    if given.dtype.kind == "c":
+        raise ValueError("y holds complex numbers. Complex data not supported; give real numbers, for instance y.real.")
     words = given.dtype.kind in "US" or (
         given.dtype.kind == "O" and any(isinstance(v, (str, bytes)) for v in given.flat)
     )
     try:
-        numbers = None if words or given.dtype.kind in "mMc" else given.astype(np.float64)
+        numbers = None if words or given.dtype.kind in "mM" else given.astype(np.float64)
     except (TypeError, ValueError):
         numbers = None
     if numbers is None:

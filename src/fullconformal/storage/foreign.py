@@ -28,13 +28,14 @@ HOMES = {
         "sklearn.feature_selection": ("VarianceThreshold",),
         "sklearn.compose": ("ColumnTransformer",),
         "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
-        "sklearn.linear_model": ("LogisticRegression",),
-        "sklearn.neural_network": ("MLPClassifier",),
-        "sklearn.neighbors": ("KNeighborsClassifier",),
+        "sklearn.linear_model": ("LogisticRegression", "LinearRegression", "QuantileRegressor", "Ridge"),
+        "sklearn.neural_network": ("MLPClassifier", "MLPRegressor"),
+        "sklearn.neighbors": ("KNeighborsClassifier", "KNeighborsRegressor"),
         "fullconformal.models.density": ("KernelDensityClassifier",),
     }.items()
     for name in names
 }  # fmt: skip
+NEIGHBORS = ("KNeighborsClassifier", "KNeighborsRegressor")
 # Left behind: the state of training, which no prediction needs.
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count"}
 
@@ -57,8 +58,9 @@ def pack_estimator(estimator: Any, _: Packer) -> dict[str, Any]:
         params["memory"] = None  # a cache of this machine
     fitted = {name: value for name, value in vars(estimator).items() if name not in params and name not in DROPPED}
     check(cls.__name__, params)
-    if "_fit_X" in fitted and cls.__name__ == "KNeighborsClassifier":  # its tree is planted again
-        fitted = {"X": estimator._fit_X, "y": estimator.classes_[estimator._y]}
+    if "_fit_X" in fitted and cls.__name__ in NEIGHBORS:  # their trees are planted again
+        labels = getattr(estimator, "classes_", None)
+        fitted = {"X": estimator._fit_X, "y": estimator._y if labels is None else labels[estimator._y]}
     return {"class": cls.__name__, "params": params, "fitted": fitted}
 
 
@@ -69,7 +71,7 @@ def unpack_estimator(values: dict[str, Any], _: Unpacker) -> Any:
     check(name, params)
     cls = home(name)
     estimator = cls(**params)
-    if name == "KNeighborsClassifier" and "X" in fitted:
+    if name in NEIGHBORS and "X" in fitted:
         return estimator.fit(fitted["X"], fitted["y"])
     for attribute in fitted:
         if attribute.startswith("__") or callable(getattr(cls, attribute, None)):
