@@ -12,7 +12,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from fullconformal.cli import tables
+from fullconformal.cli import regression, tables
 from fullconformal.cli.schema import as_words, check_name, listed
 from fullconformal.cli.tables import LEVEL, PATH, Printer
 from fullconformal.sets import as_labels, prediction_sets
@@ -35,11 +35,15 @@ def predict(
     """Compute the prediction sets of the saved PREDICTOR for the rows of TABLE (CSV or Parquet).
 
     The output has these columns: the likeliest label, the set at each confidence level (labels joined by |), and the p-value of every
-    label. If TABLE has the column to predict, the coverage is printed.
+    label. Of a regressor: the prediction, and the lower and upper end of the interval at each level. If TABLE has the column to predict,
+    the coverage is printed.
     """
     tables.check_output(out, predictor, table)
     printer = Printer(quiet, as_json, out)
     clf, schema = tables.load_with_schema(predictor, model)
+    if regression.is_regressor(clf):
+        regression.predict(clf, schema, table, out, confidence, keep, printer)
+        return
     # In CSV files, columns that are copied are kept as they are written.
     copied = [] if tables.is_parquet(out) else [name for name in keep if name not in schema.numbers]
     frame = tables.read_new(table, clf, schema, copied)
@@ -141,7 +145,7 @@ def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
 def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Describe the saved PREDICTOR: its method, classes, columns and diagnostics."""
     clf, notes = tables.load_predictor(predictor, model)
-    facts = facts_of(clf, notes)
+    facts = regression.facts_of(clf, notes) if regression.is_regressor(clf) else facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
     printer = Printer(False, as_json)
     printer.json(facts)
@@ -205,6 +209,9 @@ def report(
     tables.check_output(out, predictor, table)
     printer = Printer(quiet)
     clf, schema = tables.load_with_schema(predictor, model)
+    if regression.is_regressor(clf):
+        regression.report(clf, schema, table, out, title or f"{predictor.stem} on {table.name}", drop_missing, printer)
+        return
     frame = tables.read_new(table, clf, schema)
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
     y = schema.labels(frame)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import issparse
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
@@ -107,6 +109,68 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
             parts.append(steps.p(columns[start : start + len(steps)]))
             start += len(steps)
         return np.concatenate(parts).reshape(numbers.shape)
+
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        path: str | Path = "report.html",
+        *,
+        feature_names: Sequence[Any] | None = None,
+        others: Mapping[str, Any] | None = None,
+        title: str = "Prediction intervals",
+        **options: Any,
+    ) -> Path:
+        """Write a page about the intervals of labelled objects: one HTML file that needs no network.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        y : array-like (m,)
+            Their true values.
+        path : path, default="report.html"
+            Where the page goes.
+        feature_names : sequence of str, optional
+            Names of the columns of X; a DataFrame brings its own.
+        others : mapping, optional
+            Methods to stand beside this one: a name, and a fitted conformal regressor.
+        title : str, default="Prediction intervals"
+        **options
+            Those of `predict_interval`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from sklearn.datasets import load_diabetes
+        >>> from fullconformal import JackknifePlusRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> reg = JackknifePlusRegressor().fit(X[::2], y[::2])
+        >>> reg.report(X[1::2], y[1::2], f"{tempfile.mkdtemp()}/diabetes.html").name
+        'diabetes.html'
+        """
+        from fullconformal.report.interval_page import write_interval_report
+        from fullconformal.report.page import check_folder, slider_levels
+
+        check_is_fitted(self)
+        check_folder(path)
+        truth = self._numbers(X, inputs.targets(y))
+        methods = {self.display_name: self, **(others or {})}
+        if self.display_name in (others or {}):
+            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
+        for name, method in methods.items():
+            if not isinstance(method, ConformalRegressor):
+                raise TypeError(f"others[{name!r}] is {method!r}; give a fitted conformal regressor.")
+        levels = slider_levels(self.confidence_level)
+        with warnings.catch_warnings():
+            # The page shows which levels have infinite intervals.
+            warnings.simplefilter("ignore", ConformalWarning)
+            ends = {name: method.predict_interval(X, levels, **options) for name, method in methods.items()}
+        return write_interval_report(
+            path, ends, truth, levels, prediction=self.predict(X), confidence_level=self.confidence_level, title=title,
+            n_train=self.n_samples_fit_, rows=X.toarray() if issparse(X) else X, feature_names=feature_names,
+            guarantee=str(self.guarantee_), diagnostics=self.notes(),
+        )  # fmt: skip
 
     def _levels(self, confidence_level: Any, options: Any) -> FloatArray:
         """Checked levels; a warning where there are too few points for one that was given."""

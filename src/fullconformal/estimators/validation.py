@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import _num_samples, column_or_1d
 from torch import nn
 
@@ -262,7 +262,7 @@ def check_regressor(estimator: Any, name: str = "estimator") -> None:
             f"{name}={type(final).__name__} is a torch module; wrap it as a regressor, skorch.NeuralNetRegressor(module), or take "
             "sklearn.neural_network.MLPRegressor."
         )
-    if is_classifier(estimator):
+    if isinstance(estimator, BaseEstimator) and is_classifier(estimator):
         raise TypeError(
             f"{name}={type(final).__name__} is a classifier; give a regressor, or take SplitConformalClassifier."
         )
