@@ -88,6 +88,19 @@ def test_objects_are_read_one_by_one():
         assert np.array_equal(steps.unions(0.9)[row], alone.unions(0.9)[0])
 
 
+@pytest.mark.parametrize("kind", ["any order", "sorted", "few values"])
+def test_long_rows_are_ranked_without_sorting(kind):
+    rng = np.random.default_rng(1)
+    lower = -rng.exponential(size=(3, 40_000))
+    lower = np.sort(lower, axis=1) if kind == "sorted" else np.round(4 * lower) if kind == "few values" else lower
+    upper = -lower[:, ::-1]
+    found = Steps(lower, upper, np.full(3, 40_000.0)).interval([0.0001, 0.3, 0.9, 0.9999])
+    for k, count in enumerate([39_996, 28_000, 4_000, 4]):
+        # p > ε means that count + 1 > ε·40,001.
+        assert found[:, 0, k].tolist() == np.sort(lower, axis=1)[:, count - 1].tolist()
+        assert found[:, 1, k].tolist() == np.sort(upper, axis=1)[:, -count].tolist()
+
+
 @pytest.mark.parametrize("n", [1, 2, 8, 9, 18, 19, 20, 99])
 def test_too_few_points_leave_an_infinite_interval(n):
     steps = Steps(np.zeros((1, n)), np.ones((1, n)), np.array([float(n)]))

@@ -13,13 +13,16 @@ SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "intervals", "bands", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
-METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting")]
+METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "regression")]
 BELOW_METHODS = [
     *ARRAYS,
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
     *["diagnostics", "guarantees"],
 ]
-ESTIMATORS = {f"estimators.{name}" for name in ("full", "split", "cross", "split_regression", "cross_regression")}
+ESTIMATORS = {
+    f"estimators.{name}"
+    for name in ("full", "full_regression", "split", "split_regression", "cross", "cross_regression")
+}
 
 # What each room, or a module of it that has a row of its own, may import from the package. A name stands for itself and its inside.
 # Rows stand in the order of the flow: a room imports rooms above it only.
@@ -50,9 +53,12 @@ LAYERS = {
     "methods": [*BELOW_METHODS, *METHOD_PARTS],
     "methods.base": BELOW_METHODS,
     "methods.fitting": [*BELOW_METHODS, "methods.base"],
+    "methods.regression": [*BELOW_METHODS, "methods.base"],
     # The whole GGN of a streamed last layer is influence on its features.
     "methods.last_layer": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
+    "methods.audit_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.audit"],
     "methods.select": [*BELOW_METHODS, "methods"],
+    "methods.select_regression": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],
     "comparison": [*BELOW_METHODS, "methods", "report", "estimators"],

@@ -1,42 +1,15 @@
 """Losses against derivatives by autograd; and a second loss through problem, curvatures and prepared points, none of which names one."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
 from fullconformal.curvature import EKFAC, GGN, KFAC, Dual, Hessian
 from fullconformal.influence.prepared import prepare
-from fullconformal.losses import LOSSES, Loss
+from fullconformal.losses import LOSSES, Squared
 from fullconformal.models import linear, mlp
 from fullconformal.problem import Problem, flat
-
-
-@dataclass(frozen=True)
-class Squared(Loss):
-    """ℓ = ½|f − y|², for targets y (k, C)."""
-
-    def value(self, f: Tensor, y: Tensor) -> Tensor:
-        """½|f − y|² (k,)."""
-        return (f - y).square().sum(-1) / 2
-
-    def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        """f − y (k, C)."""
-        return f - y
-
-    def curvature(self, f: Tensor) -> Tensor:
-        """The identity (..., C, C)."""
-        return torch.eye(f.shape[-1], dtype=f.dtype, device=f.device).expand(*f.shape, f.shape[-1])
-
-    root = curvature
-
-    def leverage(self, value: Tensor, influence: Tensor) -> Tensor:
-        """s/2ℓ (k,)."""
-        return influence / (2 * value).clamp_min(torch.finfo(value.dtype).eps)
-
 
 ALL = {**LOSSES, "squared": Squared()}
 

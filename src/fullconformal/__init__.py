@@ -1,4 +1,4 @@
-"""Full conformal prediction for PyTorch and scikit-learn classifiers."""
+"""Full conformal prediction for PyTorch and scikit-learn: sets of labels, intervals of numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fullconformal.estimators.cross import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
     from fullconformal.estimators.cross_regression import CVPlusRegressor, JackknifePlusRegressor
     from fullconformal.estimators.full import FullConformalClassifier
+    from fullconformal.estimators.full_regression import FullConformalRegressor
     from fullconformal.estimators.saving import load
     from fullconformal.estimators.split import AggregatedConformalClassifier, SplitConformalClassifier
     from fullconformal.estimators.split_regression import SplitConformalRegressor
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AggregatedConformalClassifier", "CVPlusClassifier", "CVPlusRegressor", "ClusterError", "ConformalWarning",
-    "CrossConformalClassifier", "FullConformalClassifier", "JackknifePlusClassifier", "JackknifePlusRegressor",
-    "SplitConformalClassifier", "SplitConformalRegressor", "StorageError", "compare", "load",
+    "CrossConformalClassifier", "FullConformalClassifier", "FullConformalRegressor", "JackknifePlusClassifier",
+    "JackknifePlusRegressor", "SplitConformalClassifier", "SplitConformalRegressor", "StorageError", "compare", "load",
 ]  # fmt: skip
 
 # Imported when first asked for: the command line's --help must not wait for torch.
@@ -33,6 +34,7 @@ _HOMES = {
     "CVPlusClassifier": "fullconformal.estimators.cross",
     "CVPlusRegressor": "fullconformal.estimators.cross_regression",
     "FullConformalClassifier": "fullconformal.estimators.full",
+    "FullConformalRegressor": "fullconformal.estimators.full_regression",
     "JackknifePlusClassifier": "fullconformal.estimators.cross",
     "JackknifePlusRegressor": "fullconformal.estimators.cross_regression",
     "SplitConformalClassifier": "fullconformal.estimators.split",

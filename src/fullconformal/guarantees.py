@@ -45,9 +45,12 @@ class Guarantee:
 
     def __str__(self) -> str:
         promise = {
-            "exact": "exact: sets hold the true label with probability 1 − ε or more",
-            "1 − 2ε": "1 − 2ε: sets hold the true label with probability 1 − 2ε or more",
-        }.get(self.word, "approximate: sets hold the true label with a probability near 1 − ε, which is not proved")
+            "exact": "exact: sets hold the true label or value with probability 1 − ε or more",
+            "1 − 2ε": "1 − 2ε: sets hold the true label or value with probability 1 − 2ε or more",
+        }.get(
+            self.word,
+            "approximate: sets hold the true label or value with a probability near 1 − ε, which is not proved",
+        )
         return f"{promise} ({self.reason})" if self.reason else promise
 
 

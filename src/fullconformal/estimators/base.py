@@ -126,6 +126,10 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
         """Warn of confidence levels at which sets hold everything, whatever the object; nothing to warn of by default."""
 
+    def _split(self) -> tuple[Any, Any]:
+        """Transformers, None where there are none, and the model behind them."""
+        return split_pipeline(self.estimator)
+
     @staticmethod
     @abstractmethod
     def _targets(y: Any) -> Any:
@@ -139,7 +143,7 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         inputs.check_names(X)
         # CSR, because we index rows.
         X = X.tocsr() if issparse(X) else X
-        transformers, final = split_pipeline(self.estimator)
+        transformers, final = self._split()
         if transformers is None:
             inputs.check_columns(X)
             module = isinstance(final, nn.Module)

@@ -95,7 +95,7 @@ def targets(y: Any) -> Any:
     kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
     given = np.asarray(y, dtype=kind) if kind is not None and kind.kind in "biu" else np.asarray(y)
     if given.dtype.kind == "c":
-        raise ValueError("y holds complex numbers. Complex data not supported; give real numbers, for instance y.real.")
+        raise ValueError("Complex data not supported: y holds complex numbers; give its real part, or its size.")
     words = given.dtype.kind in "US" or (
         given.dtype.kind == "O" and any(isinstance(v, (str, bytes)) for v in given.flat)
     )

@@ -57,6 +57,12 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; give True or False.")
 
 
+def check_level(level: Any) -> None:
+    """Raise unless it is one confidence level."""
+    if sets.check_levels(level).ndim:
+        raise ValueError(f"confidence_level={level!r} must be one number; give several to predictions.")
+
+
 def check_shared(clf: Any) -> None:
     """Raise if a parameter that several classifiers share is invalid."""
     sets.check_levels(clf.confidence_level)

@@ -105,8 +105,8 @@ class Method(ABC):
         """Fit the model to the bag, unless it is fitted, and prepare what every prediction needs."""
 
 
-class Fitted(ABC):
-    """A fitted model that can count, for every candidate, the training points above it and tied with it."""
+class FittedModel(ABC):
+    """What every method has fitted, for labels or for numbers."""
 
     #: what users call the method
     method: ClassVar[str]
@@ -114,6 +114,36 @@ class Fitted(ABC):
     guarantee: ClassVar[Guarantee] = APPROXIMATE
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
+    #: number of training points
+    n: int
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What is saved."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same from what was saved, or a StorageError."""
+
+    def holds(self, X: Any) -> bool:
+        """Whether objects X are the first training points, up to rounding; True where these were not kept."""
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return CPU
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known before the sets are trusted."""
+        return []
+
+
+class Fitted(FittedModel):
+    """A fitted model that can count, for every candidate, the training points above it and tied with it."""
+
     #: shape of an object, where the training points came as a stream
     input_shape: tuple[int, ...] = ()
 
@@ -128,15 +158,6 @@ class Fitted(ABC):
     @abstractmethod
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Weight of the training points above and tied with each candidate, (m, C) each."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What is saved."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """The same from what was saved, or a StorageError."""
 
     def p_values(self, X: Any, query: Query, own: Any = 1.0, uniform: FloatArray | None = None) -> FloatArray:
         """p-values (m, C) of objects X; weights (m, 1) of their candidates, uniforms (m, 1) where ties are broken at random."""
@@ -154,18 +175,9 @@ class Fitted(ABC):
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the method orders points without scoring them."""
         return None
 
-    def holds(self, X: Any) -> bool:
-        """Whether objects X are the first training points, up to rounding; True where these were not kept."""
-        return True
-
     def precision(self, X: Any) -> float:
         """The unit of rounding of `log_proba` for objects X."""
         return float(np.finfo(np.float64).eps)
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return CPU
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -173,11 +185,6 @@ class Fitted(ABC):
         raise ValueError(
             "this method approximates nothing, so there is nothing to diagnose: its sets are exactly valid."
         )
-
-    @property
-    def warnings(self) -> list[str]:
-        """What must be known before the sets are trusted."""
-        return []
 
 
 def starts_with(points: Any, X: Any) -> bool:

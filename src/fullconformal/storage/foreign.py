@@ -28,7 +28,10 @@ HOMES = {
         "sklearn.feature_selection": ("VarianceThreshold",),
         "sklearn.compose": ("ColumnTransformer",),
         "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
-        "sklearn.linear_model": ("LogisticRegression", "LinearRegression", "QuantileRegressor", "Ridge"),
+        "sklearn.linear_model": (
+            "LogisticRegression", "Ridge", "RidgeCV", "LinearRegression", "Lasso", "ElasticNet", "QuantileRegressor",
+        ),
+        "sklearn.kernel_ridge": ("KernelRidge",),
         "sklearn.neural_network": ("MLPClassifier", "MLPRegressor"),
         "sklearn.neighbors": ("KNeighborsClassifier", "KNeighborsRegressor"),
         "fullconformal.models.density": ("KernelDensityClassifier",),

@@ -1,0 +1,350 @@
+"""Full conformal prediction as a scikit-learn regressor."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import clone
+from sklearn.linear_model import Ridge
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _num_samples, check_is_fitted
+
+from fullconformal.estimators import validation
+from fullconformal.estimators.base import whole_or_nothing
+from fullconformal.estimators.inputs import first_rows
+from fullconformal.estimators.regression import ConformalRegressor, warn_infinite
+from fullconformal.estimators.target import Target, split_target
+from fullconformal.guarantees import APPROXIMATE, Guarantee
+from fullconformal.intervals import Distribution, Steps
+from fullconformal.methods.audit import Audit
+from fullconformal.methods.audit_regression import audit_regression
+from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod, Values
+from fullconformal.methods.ridge import L2_RIDGE
+from fullconformal.methods.select_regression import METHODS, select_regression
+from fullconformal.models.requirements import check_instance, fit_transformer, split_pipeline, transform
+from fullconformal.runtime.tasks import progress_bar
+from fullconformal.storage import StorageError, require, savable
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@savable
+class FullConformalRegressor(ConformalRegressor):
+    """Prediction intervals by full conformal prediction from one fit: every point trains and calibrates.
+
+    Parameters
+    ----------
+    estimator : None, scikit-learn regressor, or Pipeline ending in one, default=None
+        The model: Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet, KernelRidge, GaussianProcessRegressor with a fixed kernel
+        (``optimizer=None``) or KNeighborsRegressor; None is a ridge regression with `l2`. A TransformedTargetRegressor around one of them
+        gives intervals of y itself.
+    method : {"auto", "exact"} or RegressionMethod, default="auto"
+        "exact" is full CP itself, for every value of y at once, without refits.
+    scheme : {"studentized", "deleted", "ordinary"}, default="studentized"
+        How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN always
+        leaves a point out of its own neighbours.
+    confidence_level : float, default=0.9
+        Of intervals, where `predict_interval` is not told otherwise.
+    l2 : float, optional
+        λ of (1/2n)Σr² + (λ/2)|w|² of the built-in regression, 1e-3 by default; the intercept is free.
+    memory_budget : float, default=4.0
+        GiB that kernel matrices may take.
+    random_state : int, RandomState or None, default=None
+        Not used by the exact methods.
+    verbose : int, default=0
+        1 shows progress bars.
+
+    Attributes
+    ----------
+    n_samples_fit_ : int
+        Number of points learnt from.
+    method_, method_reason_ : str
+        The method that was taken, and why.
+    transformer_ : Pipeline or None
+        The fitted transformers of a Pipeline.
+
+    Notes
+    -----
+    ``scheme`` and ``confidence_level`` may be changed by `set_params` after `fit`. A Pipeline's transformers are fitted once, to the
+    training objects: the guarantee is then approximate, and `guarantee_` says so.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from fullconformal import FullConformalRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> reg = FullConformalRegressor(l2=0.001).fit(X[:342], y[:342])
+    >>> reg.predict_interval(X[342:344]).round()
+    array([[ 72., 261.],
+           [ 61., 250.]])
+    >>> reg.guarantee_.word
+    'exact'
+    """
+
+    _fitted: FittedRegression
+    _target: Target
+    _groups: npt.NDArray[Any] | None
+    transformer_: Any
+    _input_shape: tuple[int, ...]
+
+    def __init__(
+        self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
+        l2: float | None = None, memory_budget: float = 4.0, random_state: Any = None, verbose: int = 0,
+    ):  # fmt: skip
+        self._keep(locals())
+
+    def _split(self) -> tuple[Any, Any]:
+        """Transformers and the model behind them, a transformation of y taken off."""
+        transformers, model = split_pipeline(split_target(self.estimator)[0])
+        return transformers, split_target(model)[0]
+
+    # Fitting ----------------------------------------------------------------------------------------------------------
+
+    @whole_or_nothing
+    def fit(self, X: Any, y: Any, groups: Any = None) -> FullConformalRegressor:
+        """Fit the model to all of (X, y) and prepare what every prediction needs.
+
+        Parameters
+        ----------
+        X : array-like (n, d)
+            Objects.
+        y : array-like (n,)
+            Their values.
+        groups : array-like (n,), optional
+            A group of each point: an object is then compared with the points of its own group only, and the guarantee holds in each. The
+            model is fitted to all.
+        """
+        self._check()
+        X, y = self._checked(X, y, reset=True)
+        transformers, model = self._split()
+        selection = select_regression(model, self.method)
+        self._target = Target.of(self.estimator, y)
+        self._sample = first_rows(X)
+        self.transformer_, inputs = fit_transformer(transformers, X, y, prefit=False)
+        config = Config(l2=self.l2, q=validation.SCHEMES[self.scheme], memory=int(self.memory_budget * 2**30))
+        with progress_bar("training", bool(self.verbose)) as progress:
+            bag = Values(np.asarray(inputs), self._target.forward(y))
+            self._fitted = selection.method.fit(bag, replace(config, progress=progress))
+        self.n_samples_fit_, self._input_shape = len(y), tuple(inputs.shape[1:])
+        self.method_, self.method_reason_ = self._fitted.method, selection.reason
+        self._groups = None if groups is None else check_groups(groups, len(y))
+        if told := self._fitted.warnings:
+            warnings.warn(f"{'; '.join(told)}.", ConformalWarning, stacklevel=3)
+        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
+        return self
+
+    def _check(self) -> None:
+        """Raise if a parameter is invalid, before anything long begins."""
+        if not isinstance(self.method, RegressionMethod):
+            validation.check_option("method", self.method, METHODS)
+        validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
+        validation.check_level(self.confidence_level)
+        validation.check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
+        model = self._split()[1]
+        check_instance(model)
+        if self.l2 is not None:
+            validation.check_number("l2", self.l2, 0, "None or a number ≥ 0")
+            if model is not None:
+                raise ValueError(
+                    f"l2={self.l2!r} was given, but {type(model).__name__} brings its own penalty; set it there."
+                )
+
+    # Prediction -------------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> FloatArray:
+        """The model's prediction (m,); it carries no guarantee."""
+        inputs = self._prepare_inputs(X)
+        return self._target.back(self._fitted.predict(inputs))
+
+    def predict_steps(  # type: ignore[override]
+        self, X: Any, *, weights: tuple[Any, Any] | None = None, groups: Any = None
+    ) -> Iterator[Steps]:
+        """p(y) of all objects as step functions, a block of objects at a time.
+
+        Parameters
+        ----------
+        X : array-like (m, d)
+            Objects.
+        weights : (array (n,), array (m,)), optional
+            Likelihood ratios dQ/dP of the training objects and of these, for covariate shift.
+        groups : array-like (m,), optional
+            The group of each, where `fit` was given groups; one that it did not see has infinite intervals.
+
+        Yields
+        ------
+        Steps
+        """
+        inputs = self._prepare_inputs(X)
+        with progress_bar("intervals", bool(self.verbose)) as progress:
+            query = self._comparison(_num_samples(X), weights, groups)
+            for steps in self._fitted.steps(inputs, replace(query, progress=progress)):
+                yield self._target.steps(steps)
+
+    def predict_cdf(self, X: Any, y: Any, *, tau: float = 0.5) -> FloatArray:
+        """The conformal predictive distribution at given numbers: how likely the value lies below.
+
+        Parameters
+        ----------
+        X : array-like (m, d)
+            Objects.
+        y : array-like (m,) or (m, k)
+            One number for each object, or k of them.
+        tau : float, default=0.5
+            The share, in [0, 1], of the candidate's own place and of ties: 0 and 1 give the lower and the upper bound of the distribution;
+            with uniform variables in its place it is exactly calibrated.
+
+        Returns
+        -------
+        ndarray of the shape of y
+        """
+        validation.check_number("tau", tau, 0, "a number in [0, 1]")
+        numbers = self._numbers(X, y)
+        columns = numbers[:, None] if numbers.ndim == 1 else numbers
+        parts, start = [], 0
+        for part in self._distributions(X):
+            parts.append(part.cdf(columns[start : start + len(part)], tau))
+            start += len(part)
+        return np.concatenate(parts).reshape(numbers.shape)
+
+    def predict_quantile(self, X: Any, q: Any) -> FloatArray:
+        """Quantiles of the conformal predictive distribution: the value lies below with probability q or more.
+
+        Parameters
+        ----------
+        X : array-like (m, d)
+            Objects.
+        q : float or sequence of k floats
+            Probabilities in (0, 1).
+
+        Returns
+        -------
+        ndarray (m,), or (m, k)
+            Infinite where q needs more points than there are.
+        """
+        probabilities = np.asarray(q, dtype=np.float64)
+        if probabilities.ndim > 1 or not ((probabilities > 0) & (probabilities < 1)).all():
+            raise ValueError(f"q={q!r} is not allowed; give a number strictly between 0 and 1, or a sequence of them.")
+        found = np.concatenate([part.quantile(probabilities.ravel()) for part in self._distributions(X)])
+        return found if probabilities.ndim else found[:, 0]
+
+    def _distributions(self, X: Any) -> Iterator[Distribution]:
+        inputs = self._prepare_inputs(X)
+        if self._groups is not None:
+            raise ValueError("predict_cdf and predict_quantile are of all points together; fit without groups=.")
+        query = self._comparison(_num_samples(X), None, None)
+        return (self._target.distribution(part) for part in self._fitted.distributions(inputs, query))
+
+    def _prepare_inputs(self, X: Any) -> Any:
+        """Checked objects as the model sees them."""
+        check_is_fitted(self)
+        validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
+        X = self._checked(X, reset=False)
+        return X if self.transformer_ is None else transform(self.transformer_, X)
+
+    def _comparison(self, m: int, weights: Any, groups: Any) -> Comparison:
+        """With whom m candidates are compared."""
+        n, known = self._fitted.n, self._groups
+        points, own = validation.check_weights(weights, n, m)
+        if (groups is None) != (known is None):
+            raise ValueError(
+                "groups= must be given to fit and to predictions, or to neither: "
+                + ("fit was not given any." if known is None else "fit was given groups.")
+            )
+        codes = None
+        if known is not None:
+            names = np.unique(known)
+            asked = check_groups(groups, m)
+            place = np.searchsorted(names, asked).clip(max=len(names) - 1)
+            codes = np.searchsorted(names, known), np.where(names[place] == asked, place, -1)
+        return Comparison(validation.SCHEMES[self.scheme], points, None if weights is None else own[:, 0], codes)
+
+    # Trust ------------------------------------------------------------------------------------------------------------
+
+    def diagnose(self) -> Figures:
+        """What is known of the fit: points, parameters, leverages; prints as a table."""
+        check_is_fitted(self)
+        figures = self._fitted.figures
+        return replace(figures, facts={"method": self.method_, **figures.facts, "guarantee": str(self.guarantee_)})
+
+    def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
+        """Compare with honest refits on random pairs of an object of X and a value.
+
+        Parameters
+        ----------
+        X : array-like (m, d)
+            Objects to draw from.
+        n_pairs : int, default=20
+        max_refits : int, default=2000
+            Where refits without every training point are more than this allows, that many points are drawn at random.
+        random_state : int, RandomState or None, default=0
+
+        Returns
+        -------
+        Audit
+            Prints as a table.
+        """
+        validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+        validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        X = np.asarray(self._prepare_inputs(X), dtype=np.float64)
+        model, n = self._split()[1], self._fitted.n
+        if model is None:
+            model = Ridge(alpha=n * (L2_RIDGE if self.l2 is None else self.l2))
+        rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme]
+        with progress_bar("refits", bool(self.verbose)) as progress:
+            return audit_regression(
+                clone(model), self._fitted, X, n_pairs, max_refits, q, self.confidence_level, rng, progress
+            )
+
+    def warn_unreachable(self, levels: FloatArray, stacklevel: int = 5) -> None:
+        """Warn where a level needs more points than there are, or than a group has: intervals are then infinite."""
+        smallest = self._fitted.n if self._groups is None else int(np.unique(self._groups, return_counts=True)[1].min())
+        kind = "training" if self._groups is None else "training (in the smallest group)"
+        warn_infinite(smallest, levels, kind, stacklevel)
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        check_is_fitted(self)
+        if self.transformer_ is not None and self._fitted.guarantee.is_exact:
+            return APPROXIMATE.because(
+                "the transformers were fitted to the training objects, without the object to predict"
+            )
+        return self._fitted.guarantee
+
+    def notes(self) -> list[str]:
+        return [f"The promise of these intervals: {self.guarantee_}."]
+
+    @property
+    def display_name(self) -> str:
+        return f"full CP ({self.method_}, {self.scheme})"
+
+    # Saved ------------------------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Raise unless a loaded regressor is complete, consistent, and gives intervals of the objects it kept."""
+        self._check()
+        fitted = self._fitted
+        require(isinstance(fitted, FittedRegression) and fitted.method == self.method_, "method")
+        require(isinstance(self._target, Target) and self.n_samples_fit_ == fitted.n, "points")
+        if self._groups is not None:
+            require(isinstance(self._groups, np.ndarray) and self._groups.shape == (fitted.n,), "groups")
+        if not fitted.holds(self._prepare_inputs(self._sample)):
+            raise StorageError(
+                "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
+            )
+        if self._groups is None:
+            self.verify_intervals()
+
+
+def check_groups(groups: Any, size: int) -> npt.NDArray[Any]:
+    """Groups (size,), one for each point."""
+    found = np.asarray(groups)
+    if found.shape != (size,):
+        raise ValueError(f"groups must hold one group for each of the {size} objects, got shape {found.shape}.")
+    # NumPy's own strings and numbers; objects are compared as text.
+    return found.astype(str) if found.dtype.kind == "O" else found

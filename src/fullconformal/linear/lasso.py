@@ -1,0 +1,201 @@
+"""Lasso and elastic net: the fit to a bag and one more point (x, y) as a function of y, piecewise linear, followed from knot to knot.
+
+The bag Z and one more point have N = n + 1 points, and the objective of scikit-learn's, times N, is
+
+    ½Σr² + λ₁|w|₁ + (λ₂/2)|w|²,        λ₁ = Nαρ, λ₂ = Nα(1 − ρ)
+
+With an intercept, objects and values are taken less their means over Z, and what the point adds to the mean is a multiple of its residual.
+Fitted to Z with these penalties, w is also the fit to Z and (x, f(x)): the way to other y begins there, in both directions, with nothing to
+solve. On it w = u + v·t for the active columns A, t = y less the mean of Z, until a weight becomes zero or a column as correlated with the
+residuals as those in A (Lei, "Fast exact conformalization of lasso using piecewise linear homotopy", Biometrika 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+from fullconformal.storage import savable
+
+FloatArray = npt.NDArray[np.float64]
+
+# Relative to its largest value a number below this is rounding.
+NOTHING = 1e-10
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A range of t on which residuals are lines: first + slope·t of the training points (n,) and of the candidate, and 1 − leverages."""
+
+    start: float
+    end: float
+    first: FloatArray
+    slope: FloatArray
+    own_first: float
+    own_slope: float
+    share: FloatArray
+    own_share: float
+
+
+@savable
+@dataclass(frozen=True)
+class Lasso:
+    """The fit to a bag: objects (n, d) and values (n,) less their means, and the weights (d,)."""
+
+    X: FloatArray
+    y: FloatArray
+    mean: FloatArray
+    shift: float
+    intercept: bool
+    l1: float
+    l2: float
+    weight: FloatArray
+
+    @classmethod
+    def fit(cls, X: FloatArray, y: FloatArray, l1: float, l2: float, intercept: bool, start: FloatArray) -> Self:
+        """From weights `start` (d,) that are nearly right: their active columns are corrected until the equations of these hold."""
+        mean = X.mean(axis=0) if intercept else np.zeros(X.shape[1])
+        shift = float(y.mean()) if intercept else 0.0
+        X, y = X - mean, y - shift
+        G, c = X.T @ X, X.T @ y
+        G[np.diag_indices_from(G)] += l2
+        active, signs = np.flatnonzero(start), np.sign(start[start != 0])
+        for _ in range(4 * len(c) + 16):
+            weight = np.zeros(len(c))
+            if len(active):
+                weight[active] = cho_solve(_factor(G, active), c[active] - l1 * signs)
+            rho = c - G @ weight
+            wrong = weight[active] * signs < 0
+            if wrong.any():
+                at = int(np.argmin(weight[active] * signs))
+                active, signs = np.delete(active, at), np.delete(signs, at)
+                continue
+            rest = np.abs(rho)
+            rest[active] = 0.0
+            most = int(rest.argmax())
+            if rest[most] <= l1 * (1 + NOTHING):
+                return cls(X, y, mean, shift, intercept, l1, l2, weight)
+            active, signs = np.append(active, most), np.append(signs, np.sign(rho[most]))
+        raise ValueError(
+            "the lasso of the training points did not settle on its columns; remove columns that are sums of others, or raise alpha."
+        )
+
+    def predict(self, X: FloatArray) -> FloatArray:
+        """The fit (m,) at objects X (m, d)."""
+        return (X - self.mean) @ self.weight + self.shift
+
+    def segments(self, x: FloatArray) -> Iterator[Segment]:
+        """All of the line, for an object x (d,), in ranges that do not overlap."""
+        walk = _Walk.of(self, x - self.mean)
+        yield from walk.towards(-1)
+        yield from walk.towards(1)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What one object's way needs: the Gram matrix with it, correlations first + slope·t, and where it begins."""
+
+    bag: Lasso
+    x: FloatArray
+    G: FloatArray
+    first: FloatArray
+    slope: FloatArray
+    begin: float
+
+    @classmethod
+    def of(cls, bag: Lasso, x: FloatArray) -> _Walk:
+        n = len(bag.y)
+        part = n / (n + 1) if bag.intercept else 1.0
+        G = bag.X.T @ bag.X + part * np.outer(x, x)
+        G[np.diag_indices_from(G)] += bag.l2
+        return cls(bag, x, G, bag.X.T @ bag.y, part * x, float(x @ bag.weight))
+
+    def towards(self, way: int) -> Iterator[Segment]:
+        """Segments from the beginning to −inf (way −1) or inf (way 1)."""
+        bag, t, l1 = self.bag, self.begin, self.bag.l1
+        active, signs = np.flatnonzero(bag.weight), np.sign(bag.weight[bag.weight != 0])
+        changed, d = -1, len(self.x)
+        for _ in range(50 * d + 1000):
+            factor = _factor(self.G, active) if len(active) else None
+            u, v = np.zeros((2, d))
+            if factor is not None:
+                u[active] = cho_solve(factor, self.first[active] - l1 * signs)
+                v[active] = cho_solve(factor, self.slope[active])
+            p, q = self.first - self.G @ u, self.slope - self.G @ v
+            at, column, sign = self._next(t, way, active, signs, u, v, p, q, changed)
+            yield self._segment(t, at, way, active, factor, u, v)
+            if not np.isfinite(at):
+                return
+            t, changed = at, column
+            if sign == 0:
+                place = int(np.flatnonzero(active == column)[0])
+                active, signs = np.delete(active, place), np.delete(signs, place)
+            else:
+                active, signs = np.append(active, column), np.append(signs, sign)
+        raise ValueError(
+            "the lasso of an object has too many knots; remove columns that are sums of others, or raise alpha."
+        )
+
+    def _next(
+        self, t: float, way: int, active: npt.NDArray[np.intp], signs: FloatArray, u: FloatArray, v: FloatArray,
+        p: FloatArray, q: FloatArray, changed: int,
+    ) -> tuple[float, int, float]:  # fmt: skip
+        """Where the next column leaves (sign 0) or joins, which, and with which sign; infinite where none does."""
+        best, column, sign = way * np.inf, -1, 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            zero = np.where(v[active] * signs * way < 0, -u[active] / v[active], best)
+            # Correlations of the columns outside move towards one of ±λ₁.
+            to = np.sign(q * way)
+            steep = np.abs(q) > NOTHING * (np.abs(self.slope) + np.abs(self.G).max(axis=1) * np.abs(v).max(initial=0.0))
+            meets = np.where(steep, (to * self.bag.l1 - p) / q, best)
+        meets[active] = best
+        # A column that has just left moves away from its end, or it would be back at once.
+        if (
+            changed >= 0
+            and changed not in active
+            and abs(p[changed] + q[changed] * t - to[changed] * self.bag.l1) < self.bag.l1 * 1e-6
+        ):
+            meets[changed] = best
+        if len(active):
+            # The column that has just joined is at zero.
+            zero[(active == changed) & (np.abs(u[active] + v[active] * t) < NOTHING)] = best
+            k = int((way * zero).argmin())
+            if np.isfinite(zero[k]):
+                best, column, sign = float(zero[k]), int(active[k]), 0.0
+        k = int((way * meets).argmin())
+        if np.isfinite(meets[k]) and way * meets[k] < way * best:
+            best, column, sign = float(meets[k]), k, float(to[k])
+        return (max(best, t) if way > 0 else min(best, t)), column, sign
+
+    def _segment(
+        self, t: float, at: float, way: int, active: npt.NDArray[np.intp], factor: tuple[FloatArray, bool] | None,
+        u: FloatArray, v: FloatArray,
+    ) -> Segment:  # fmt: skip
+        """Residuals and leverages while these columns are active."""
+        bag, n = self.bag, len(self.bag.y)
+        first, slope = bag.y - bag.X @ u, -bag.X @ v
+        own_first, own_slope = -float(self.x @ u), 1 - float(self.x @ v)
+        share, own_share, X, x = np.ones(n), 1.0, bag.X, self.x
+        if bag.intercept:
+            # The intercept takes the mean of all residuals, to which the training points add nothing.
+            first, slope = first - own_first / (n + 1), slope - own_slope / (n + 1)
+            own_first, own_slope = own_first * n / (n + 1), own_slope * n / (n + 1)
+            share, own_share = share - 1 / (n + 1), own_share - 1 / (n + 1)
+            X, x = X - x / (n + 1), x * n / (n + 1)
+        if factor is not None:
+            rows = solve_triangular(factor[0], np.vstack([X[:, active], x[active]]).T, lower=True)
+            leverage = np.einsum("ij,ij->j", rows, rows)
+            share, own_share = share - leverage[:-1], own_share - float(leverage[-1])
+        start, end = (t, at) if way > 0 else (at, t)
+        return Segment(start, end, first, slope, own_first, own_slope, share, own_share)
+
+
+def _factor(G: FloatArray, active: npt.NDArray[np.intp]) -> tuple[FloatArray, bool]:
+    """Cholesky factor of the rows and columns of G (d, d) that are active."""
+    L, lower = cho_factor(G[np.ix_(active, active)], lower=True)
+    return np.tril(L), bool(lower)

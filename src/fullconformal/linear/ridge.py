@@ -1,0 +1,230 @@
+"""Ridge regressions, also in kernels: residuals of a bag and one more point (x, y), as functions of y, for all objects x from one factor.
+
+With t = y − f(x), what the fit to the bag predicts, and h_x, h_xi, h_i from the inverse of the Hessian, the fit to the bag and (x, y) has
+
+    residuals     r_i − h_xi·g·t  and  g·t,        g = 1/(1 + h_x)
+    leverages     1 − h̄_i = 1 − h_i + g·h_xi²,     1 − h̄ = g
+
+and scores |residual|/(1 − leverage)^q. An intercept that is not penalised is a parameter as any other: 1/n is added to h_x, h_xi and h_i of
+objects less their mean. In kernels the same is read from the bordered inverse of M = K + αI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+from fullconformal.storage import savable
+
+FloatArray = npt.NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+
+# A point of such a leverage, up to rounding, decides a parameter by itself: its residual is zero whatever its value, and its score is 0.
+ALONE = 1e-9
+
+
+@dataclass(frozen=True)
+class Lines:
+    """For m objects, the scores of n points as |size − slope·t|/·, against edge·|t| of the candidate; t = y − centre.
+
+    `size` (n,) is not negative and slopes (m, n) carry the sign of the residual. `free` (m,) marks objects that decide a parameter by
+    themselves: the candidate's score is 0 for every y.
+    """
+
+    size: FloatArray
+    sign: FloatArray
+    slope: FloatArray
+    edge: FloatArray
+    centre: FloatArray
+    slack: FloatArray
+    free: npt.NDArray[np.bool_]
+
+
+@savable
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge regression of a bag, in the coordinates of the singular vectors of its objects.
+
+    Attributes
+    ----------
+    mean : array (d,)
+        Subtracted from objects; zero without an intercept.
+    shift : float
+        Subtracted from values.
+    axes : array (d, r)
+        Right singular vectors; r is the rank.
+    root : array (r,)
+        Roots of the eigenvalues of the Hessian.
+    rows : array (n, r)
+        Training objects divided by the root, each with the sign of its residual.
+    weight : array (r,)
+        The fit.
+    residual : array (n,)
+    free_share : array (n,)
+        1 − leverage.
+    constant : float
+        What an intercept adds to h: 1/n, or 0.
+    penalty : float
+        Λ of ½Σr² + (Λ/2)|w|².
+    """
+
+    mean: FloatArray
+    shift: float
+    axes: FloatArray
+    root: FloatArray
+    rows: FloatArray
+    weight: FloatArray
+    residual: FloatArray
+    free_share: FloatArray
+    constant: float
+    penalty: float
+    rounding: float
+
+    @classmethod
+    def fit(cls, X: FloatArray, y: FloatArray, penalty: float, intercept: bool = True) -> Self:
+        """To objects X (n, d) and values y (n,)."""
+        n, d = X.shape
+        mean = X.mean(axis=0) if intercept else np.zeros(d)
+        shift = float(y.mean()) if intercept else 0.0
+        U, s, axes = np.linalg.svd(X - mean, full_matrices=False)
+        # Adding the mean and taking it off again leaves rounding errors of the size of the objects.
+        there = s > max(n, d) * EPS * max(float(s.max(initial=0.0)), float(np.abs(X).max(initial=0.0)) * intercept)
+        U, s, axes = U[:, there], s[there], axes[there].T
+        kept = s**2 / (s**2 + penalty)
+        along = U.T @ (y - shift)
+        full = U.shape[1] == n - intercept
+        # Where the objects span everything, by what the penalty takes away: differences would cancel.
+        lost = penalty / (s**2 + penalty)
+        residual = U @ (lost * along) if full else y - shift - U @ (kept * along)
+        share = U**2 @ lost if full else 1 - intercept / n - U**2 @ kept
+        alone = share <= ALONE
+        residual, share = np.where(alone, 0.0, residual), np.where(alone, 0.0, share)
+        root = np.sqrt(s**2 + penalty)
+        rows = U * (s / root) * np.where(residual < 0, -1.0, 1.0)[:, None]
+        size = float(np.abs(y - shift).max(initial=0.0))
+        # Rounding of a sum of r products and of the few operations after it, with a factor for safety.
+        rounding = 16 * (len(s) + 8) * EPS
+        return cls(
+            mean, shift, axes, root, np.ascontiguousarray(rows), s / root**2 * along, residual, share, intercept / n, penalty,
+            rounding * max(size, EPS * abs(shift)),
+        )  # fmt: skip
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        return len(self.residual)
+
+    def predict(self, X: FloatArray) -> FloatArray:
+        """The fit (m,) at objects X (m, d)."""
+        return (X - self.mean) @ (self.axes @ self.weight) + self.shift
+
+    def leverage(self) -> FloatArray:
+        """h_i (n,)."""
+        return 1 - self.free_share
+
+    def lines(self, X: FloatArray, q: float, step: int = 2**62) -> Iterator[Lines]:
+        """Scores at objects X (m, d), `step` objects at a time after one product for all: what follows stays in the cache."""
+        X = X - self.mean
+        along = X @ self.axes
+        scaled = along / self.root
+        h = self.constant + (scaled**2).sum(axis=1)
+        free = np.zeros(len(X), dtype=bool)
+        if self.axes.shape[1] < self.axes.shape[0]:
+            # What no training object has: its weight is penalised only.
+            beyond = ((X - along @ self.axes.T) ** 2).sum(axis=1)
+            scale = (np.abs(X) + np.abs(self.mean)).sum(axis=1)
+            outside = beyond > (len(self.mean) * 8 * EPS * scale) ** 2
+            if self.penalty > 0:
+                h += np.where(outside, beyond, 0.0) / self.penalty
+            else:
+                free = outside
+        free |= 1 / (1 + h) <= ALONE
+        signs = np.where(self.residual < 0, -1.0, 1.0)
+        size = np.abs(self.residual) + self.rounding
+        some_alone = not self.free_share.all()
+        rounding = 16 * (len(self.root) + 8) * EPS
+        g = 1 / (1 + h)
+        centre = along @ self.weight + self.shift
+        slack = 8 * EPS * np.abs(centre)
+        everything = scaled @ self.rows.T
+        for start in range(0, len(X), step):
+            at = slice(start, start + step)
+            pairs = everything[at]
+            if self.constant:
+                pairs += self.constant * signs
+            slope = pairs * g[at, None]
+            pairs *= slope
+            pairs += self.free_share
+            if some_alone:
+                pairs[pairs <= ALONE] = 1.0
+            edge = _power(pairs, q)
+            edge *= (g[at] ** (1 - q) * (1 - rounding))[:, None]
+            yield Lines(size, signs, slope, edge, centre[at], slack[at], free[at])
+
+
+@savable
+@dataclass(frozen=True)
+class KernelRidge:
+    """A ridge regression in a kernel, or the mean of a Gaussian process: M = K + αI of a bag, factorised.
+
+    Attributes
+    ----------
+    factor : array (n, n)
+        Cholesky factor L of M, lower.
+    dual : array (n,)
+        c = M⁻¹y; residuals are α·c.
+    diagonal : array (n,)
+        Of M⁻¹; α times it is 1 − leverage.
+    """
+
+    factor: FloatArray
+    dual: FloatArray
+    diagonal: FloatArray
+    rounding: float
+
+    @classmethod
+    def fit(cls, M: FloatArray, y: FloatArray) -> Self:
+        """From M (n, n), positive definite, and values y (n,)."""
+        L = np.tril(cho_factor(M, lower=True)[0])
+        inverse = solve_triangular(L, np.eye(len(L)), lower=True)
+        diagonal = np.einsum("ij,ij->j", inverse, inverse)
+        dual = cho_solve((L, True), y)
+        # A solution is off by its size times the condition of M, here by the ratio of squares of the factor's diagonal.
+        condition = float(np.diag(L).max() / np.diag(L).min()) ** 2
+        return cls(L, dual, diagonal, 4 * EPS * condition * float(np.abs(dual).max(initial=0.0)))
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        return len(self.dual)
+
+    def lines(self, kernel: FloatArray, own: FloatArray, q: float) -> Lines:
+        """Scores at objects, by their kernel (m, n) with the training objects and with themselves, α added, (m,)."""
+        half = solve_triangular(self.factor, kernel.T, lower=True)
+        # The Schur complement of M in the bordered matrix: α(1 + h_x).
+        s = own - np.einsum("ij,ij->j", half, half)
+        # Lost in rounding: the object lies among the training objects, and nothing tells their values apart.
+        free = s <= 64 * len(self.dual) * EPS * own
+        s = np.where(free, own, s)
+        signs = np.where(self.dual < 0, -1.0, 1.0)
+        u = solve_triangular(self.factor, half, lower=True, trans="T").T * signs
+        slope = u / s[:, None]
+        u *= slope
+        u += self.diagonal
+        rounding = 16 * (len(self.dual) ** 0.5 + 8) * EPS
+        edge = _power(u, q)
+        edge *= (s ** (q - 1) * (1 - rounding))[:, None]
+        centre = kernel @ self.dual
+        return Lines(np.abs(self.dual) + self.rounding, signs, slope, edge, centre, 8 * EPS * np.abs(centre), free)
+
+
+def _power(share: FloatArray, q: float) -> FloatArray:
+    """share^q, in place where it can be; the usual powers are not powers."""
+    if q == 0:
+        return np.ones_like(share)
+    return share if q == 1 else np.sqrt(share, out=share) if q == 0.5 else share**q

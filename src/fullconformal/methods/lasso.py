@@ -1,0 +1,145 @@
+"""Exact full CP for Lasso and ElasticNet: on every range of y where the active columns stay the same, residuals are lines in y."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.linear_model import ElasticNet
+
+from fullconformal.guarantees import EXACT
+from fullconformal.intervals import Steps
+from fullconformal.linear.lasso import Lasso, Segment
+from fullconformal.linear.ridge import ALONE
+from fullconformal.methods.base import Config, FloatArray
+from fullconformal.methods.regression import (
+    Comparison,
+    Figures,
+    FittedRegression,
+    RegressionMethod,
+    Values,
+    just_below,
+    saved_bag,
+)
+from fullconformal.storage import expect, require, savable
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+@savable
+class FittedLasso(FittedRegression):
+    """A lasso of the training points, from which the way to every candidate begins."""
+
+    method = "exact"
+    guarantee = EXACT
+
+    def __init__(self, bag: Values, fit: Lasso, model: Any):
+        super().__init__(bag)
+        self.fit, self.model = fit, model
+
+    def predict(self, X: Any) -> FloatArray:
+        return np.asarray(self.model.predict(X), dtype=np.float64)
+
+    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        X = np.asarray(X, dtype=np.float64)
+        tie = 64 * (self.fit.X.shape[1] + 8) * EPS
+        slack = tie * (float(np.abs(self.fit.y).max(initial=0.0)) + EPS * abs(self.fit.shift))
+        for row, x in enumerate(X):
+            parts = [pieces(segment, query.q, slack, tie) for segment in self.fit.segments(x)]
+            lower, upper, owner = (np.concatenate(part) for part in zip(*parts, strict=True))
+            shift = self.fit.shift
+            yield query.steps(lower[None] + shift, upper[None] + shift, owner, self.n, slice(row, row + 1))
+            if query.progress is not None:
+                query.progress(row + 1, len(X))
+
+    @property
+    def figures(self) -> Figures:
+        active = int((self.fit.weight != 0).sum())
+        return Figures(self.n, np.nan, np.nan, {"columns with a weight": f"{active} of {len(self.fit.weight)}"})
+
+    def state(self) -> dict[str, Any]:
+        return {"bag": self.bag, "fit": self.fit, "model": clone(self.model)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        bag, fit = saved_bag(state), expect(state["fit"], Lasso)
+        n, d = bag.X.shape
+        require(fit.X.shape == (n, d) and fit.y.shape == (n,) and fit.weight.shape == (d,) == fit.mean.shape, "fit")
+        return cls(bag, fit, expect(state["model"], ElasticNet).fit(bag.X, bag.y))
+
+
+def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatArray, FloatArray, np.ndarray[Any, Any]]:
+    """Lower and upper ends (K,) of t within a segment at which points `owner` (K,) are at least as strange as the candidate."""
+    # Of neighbouring segments one holds the end they share.
+    start, end = segment.start, just_below(segment.end)
+    if end < start:
+        return np.empty(0), np.empty(0), np.empty(0, dtype=np.intp)
+    if segment.own_share <= ALONE:
+        # The candidate decides a parameter by itself, and its score is 0.
+        n = len(segment.first)
+        return np.full(n, start), np.full(n, end), np.arange(n)
+    share = np.maximum(segment.share, 0.0)
+    alone = share <= ALONE
+    ratio = np.where(alone, 1.0, share / segment.own_share) ** q * (1 - tie)
+    first, slope = np.where(alone, 0.0, segment.first), np.where(alone, 0.0, segment.slope)
+    own = ratio * segment.own_first, ratio * segment.own_slope
+    # |r| ≥ ρ|r̂| where both factors of r² − ρ²r̂² have one sign.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        roots = np.stack([-(first - own[0]) / (slope - own[1]), -(first + own[0]) / (slope + own[1])])
+    outer = np.where(np.isfinite(roots), np.clip(roots, start, end), start)
+    left, right = np.minimum(*outer), np.maximum(*outer)
+
+    def holds(t: FloatArray) -> np.ndarray[Any, Any]:
+        size = np.abs(first + slope * t) + slack
+        return np.asarray(size >= ratio * np.abs(segment.own_first + segment.own_slope * t))
+
+    def middle(a: FloatArray, b: FloatArray) -> FloatArray:
+        """A number between, also where one or both are infinite."""
+        far = 1 + np.abs(np.where(np.isfinite(a), a, np.where(np.isfinite(b), b, 0.0)))
+        low = np.where(np.isfinite(a), a, np.where(np.isfinite(b), b - far, -far))
+        return np.where(np.isfinite(b), (low + b) / 2, low + far)
+
+    begin, stop = np.full_like(left, start), np.full_like(left, end)
+    inside = [
+        (begin < left) & holds(middle(begin, left)),
+        holds(np.where(left < right, middle(left, right), left)),
+        (right < stop) & holds(middle(right, stop)),
+    ]
+    # From the first part that holds to the last, unless the middle one does not.
+    low = np.where(inside[0], begin, np.where(inside[1], left, np.where(inside[2], right, np.inf)))
+    high = np.where(inside[2], stop, np.where(inside[1], right, np.where(inside[0], left, -np.inf)))
+    split = inside[0] & ~inside[1] & inside[2]
+    high = np.where(split, left, high)
+    owner = np.flatnonzero(low <= high)
+    lower = np.concatenate([low[owner], right[split]])
+    upper = np.concatenate([high[owner], stop[split]])
+    # Ends lie outwards by their rounding, but not beyond the segment.
+    lower, upper = np.maximum(lower - slack, start), np.minimum(upper + slack, end)
+    return lower, upper, np.concatenate([owner, np.flatnonzero(split)])
+
+
+@dataclass(frozen=True)
+class LassoRegression(RegressionMethod):
+    """Full CP itself for Lasso and ElasticNet, by following the fit over all values of the candidate."""
+
+    name = "exact"
+
+    def fit(self, bag: Values, config: Config) -> FittedLasso:
+        X, y, model = np.asarray(bag.X, dtype=np.float64), bag.y, self.model
+        n = len(y)
+        ratio = float(model.l1_ratio)
+        if model.positive or not model.alpha > 0 or not ratio > 0:
+            raise ValueError(
+                f"estimator={type(model).__name__}(alpha={model.alpha!r}, l1_ratio={ratio!r}, positive={model.positive!r}) is not "
+                "supported; use alpha > 0, l1_ratio > 0 and positive=False (without an L1 penalty: Ridge or LinearRegression)."
+            )
+        # The penalty of a bag of n + 1 points, on the n there are.
+        alpha = float(model.alpha) * (n + 1) / n
+        near = clone(model).set_params(alpha=alpha, tol=1e-10, max_iter=max(model.max_iter, 10_000), warm_start=False)
+        start = near.fit(X, y).coef_
+        l1, l2 = (n + 1) * float(model.alpha) * ratio, (n + 1) * float(model.alpha) * (1 - ratio)
+        fit = Lasso.fit(X, y, l1, l2, bool(model.fit_intercept), np.asarray(start))
+        return FittedLasso(Values(X, y), fit, clone(model).fit(X, y))

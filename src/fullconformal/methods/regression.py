@@ -1,0 +1,169 @@
+"""What every method of full conformal regression is: it fits a bag of points with values, and gives p(y) of objects as step functions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fullconformal.intervals import Distribution, Steps, crossings
+from fullconformal.linear.ridge import Lines
+from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray, starts_with
+from fullconformal.runtime.tasks import Progress
+from fullconformal.storage import expect, require, savable
+
+# Numbers in an array of a block of objects: large enough for matrix products, and small enough to stay in the cache.
+PRODUCT, CACHED = 2**22, 2**17
+
+
+@savable
+@dataclass(frozen=True)
+class Values:
+    """The training points: objects X (n, ...) as the model sees them, and their values y (n,)."""
+
+    X: npt.NDArray[Any]
+    y: FloatArray
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """With whom candidates are compared: the scheme q, weights of points (n,) and objects (m,), and the groups (n,) and (m,) of both."""
+
+    q: float
+    points: FloatArray | None = None
+    own: FloatArray | None = None
+    groups: tuple[IntArray, IntArray] | None = None
+    progress: Progress | None = None
+
+    def steps(self, lower: FloatArray, upper: FloatArray, owner: npt.NDArray[np.intp], n: int, at: slice) -> Steps:
+        """Step functions of the objects `at`, from the pieces (b, K) of training points `owner` (K,)."""
+        weight = np.ones(n) if self.points is None else self.points
+        total = np.full(len(lower), weight.sum())
+        if self.groups is not None:
+            same = self.groups[0] == self.groups[1][at, None]
+            total = same @ weight
+            apart = ~same[:, owner]
+            lower, upper = np.where(apart, np.inf, lower), np.where(apart, np.inf, upper)
+        own = None if self.own is None else self.own[at]
+        return Steps(lower, upper, total, None if self.points is None else self.points[owner], own)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of a fit; prints as a table.
+
+    Attributes
+    ----------
+    n_points : int
+    n_parameters : float
+        Effective number: the sum of the leverages; NaN where there are none.
+    largest_leverage : float
+        One where a point decides a parameter by itself; NaN where there are none.
+    facts : dict of str
+        What else the method says, by name.
+    """
+
+    n_points: int
+    n_parameters: float
+    largest_leverage: float
+    facts: dict[str, str]
+
+    def __str__(self) -> str:
+        rows = {"training points": f"{self.n_points:,}"}
+        if not np.isnan(self.n_parameters):
+            rows["effective parameters"] = f"{self.n_parameters:.4g}"
+            rows["largest leverage"] = f"{self.largest_leverage:.4g}"
+        rows |= self.facts
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+class FittedRegression(FittedModel):
+    """A fitted model that knows, for every object, which training points are at least as strange as it at which values."""
+
+    def __init__(self, bag: Values):
+        self.bag, self.n = bag, len(bag.y)
+
+    def holds(self, X: Any) -> bool:
+        return starts_with(self.bag.X, X)
+
+    @abstractmethod
+    def predict(self, X: Any) -> FloatArray:
+        """The fit (m,) at objects X."""
+
+    @abstractmethod
+    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        """p(y) of objects X, a block at a time."""
+
+    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+        """Predictive distributions of objects X, from signed residuals, a block at a time."""
+        raise ValueError(
+            "predict_cdf and predict_quantile need residuals that are linear in y: use Ridge, LinearRegression, KernelRidge or a "
+            "GaussianProcessRegressor."
+        )
+
+    @property
+    def figures(self) -> Figures:
+        """What is known of the fit."""
+        return Figures(self.n, np.nan, np.nan, {})
+
+
+@dataclass(frozen=True)
+class RegressionMethod(ABC):
+    """A way to do full conformal regression with a model."""
+
+    model: Any = None
+
+    #: what users call it
+    name: ClassVar[str]
+
+    @abstractmethod
+    def fit(self, bag: Values, config: Config) -> FittedRegression:
+        """Fit the model to the bag and prepare what every prediction needs."""
+
+
+def saved_bag(state: dict[str, Any]) -> Values:
+    """The training points of a saved predictor, or a StorageError."""
+    bag: Values = expect(state["bag"], Values)
+    require(bag.X.ndim >= 2 and bag.y.shape == bag.X.shape[:1] and bool(np.isfinite(bag.y).all()), "points")
+    return bag
+
+
+def blocks(X: Any, n: int, progress: Progress | None, size: int = CACHED) -> Iterator[slice]:
+    """Slices of objects X (m, ...), in blocks of so many numbers for n training points."""
+    step = max(1, size // max(n, 1))
+    for start in range(0, len(X), step):
+        yield slice(start, min(start + step, len(X)))
+        if progress is not None:
+            progress(min(start + step, len(X)), len(X))
+
+
+def just_below(end: float) -> float:
+    """The largest number below, by which of two ranges that meet one holds the end they share; an infinite end stays."""
+    return end if np.isinf(end) else float(np.nextafter(end, -np.inf))
+
+
+def steps_of(lines: Lines, query: Comparison, at: slice) -> Steps:
+    """p(y) of the objects `at` from the scores at them."""
+    lower, upper, owner = crossings(lines.size, lines.slope, lines.edge, lines.centre, lines.slack)
+    lower[lines.free], upper[lines.free] = -np.inf, np.inf
+    if lines.free.any():
+        # The second pieces of a point are in the first already.
+        lower[np.ix_(lines.free, np.arange(len(lines.size), len(owner)))] = np.inf
+    return query.steps(lower, upper, owner, len(lines.size), at)
+
+
+def distribution_of(lines: Lines) -> Distribution:
+    """The distribution in which a threshold is where a point's signed score meets the candidate's, from below in all of them."""
+    # slope carries the residual's sign, so that signed · slope is that of the residual itself.
+    meets = lines.edge + lines.slope * lines.sign
+    if (meets <= 0).any() or lines.free.any():
+        raise ValueError(
+            "the predictive distribution of an object is no distribution: a point of high leverage moves faster than the candidate. "
+            "Use scheme='studentized', or a larger penalty."
+        )
+    return Distribution.of(lines.centre[:, None] + lines.sign * lines.size / meets)
