@@ -24,12 +24,13 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from fullconformal import CVPlusRegressor, JackknifePlusRegressor, SplitConformalRegressor
+from fullconformal import CVPlusRegressor, FullConformalRegressor, JackknifePlusRegressor, SplitConformalRegressor
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -88,7 +89,7 @@ class Network(RegressorMixin, BaseEstimator):
         return out[:, 0].double().numpy() * self.scale_ + self.mean_
 
 
-# By name, the method for a seed. Ridge regressions are given columns standardised by the training points.
+# By name, the method for a seed. All are given objects and values standardised by the training points.
 METHODS: dict[str, Callable[[int], Any]] = {
     "split, network": lambda seed: SplitConformalRegressor(Network(random_state=seed), random_state=seed),
     "CQR, network": lambda seed: SplitConformalRegressor(
@@ -97,6 +98,8 @@ METHODS: dict[str, Callable[[int], Any]] = {
     "CV+, network": lambda seed: CVPlusRegressor(Network(random_state=seed), random_state=seed),
     "split, ridge": lambda seed: SplitConformalRegressor(Ridge(), random_state=seed),
     "jackknife+, ridge": lambda _: JackknifePlusRegressor(Ridge()),
+    "full CP, ridge": lambda _: FullConformalRegressor(Ridge()),
+    "full CP, kernel ridge": lambda _: FullConformalRegressor(KernelRidge(alpha=0.1, kernel="rbf")),
 }
 
 
@@ -108,13 +111,13 @@ def load(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def measure(reg: Any, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
     """Points covered and mean width at each level of one fold, the error of the model, and the time."""
-    scaler = StandardScaler().fit(train[0])
+    scaler, mean, scale = StandardScaler().fit(train[0]), train[1].mean(), train[1].std()
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reg.fit(scaler.transform(train[0]), train[1])
-        ends = reg.predict_interval(scaler.transform(test[0]), LEVELS)
-        predicted = reg.predict(scaler.transform(test[0]))
+        reg.fit(scaler.transform(train[0]), (train[1] - mean) / scale)
+        ends = mean + scale * reg.predict_interval(scaler.transform(test[0]), LEVELS)
+        predicted = mean + scale * reg.predict(scaler.transform(test[0]))
     seconds = time.perf_counter() - start
     y = test[1][:, None]
     width = np.where(np.isnan(ends[:, 0]), 0.0, ends[:, 1] - ends[:, 0])

@@ -40,7 +40,7 @@ def test_fit_says_that_it_makes_a_regressor(folder):
     for words in (
         "a quantity: a regression",
         "--task classification",
-        "exactly valid",
+        "method split CP; exact: ",
         "400 rows",
         "next: fullconformal predict",
     ):
@@ -127,6 +127,11 @@ def test_a_network_and_bad_options(folder, tmp_path):
     ).shape == (100, 2)
     result = run("fit", table, "--target", "rent", "-o", out, "--model", "my.module:net")
     assert result.exit_code == 2 and "lr (ridge regression) or mlp" in result.output
+    result = run("fit", table, "--target", "rent", "-o", out, "--method", "influence")
+    assert result.exit_code == 2 and "auto (split CP) or exact (full CP" in result.output
+    result = run("fit", table, "--target", "rent", "-o", out, "--method", "exact")
+    assert result.exit_code == 0 and "method full CP" in result.output
+    assert "FullConformalRegressor" in run("inspect", out).output
     result = run("fit", table, "--target", "rnet", "-o", out)
     assert result.exit_code == 2 and "did you mean 'rent'?" in result.output
     pd.read_csv(table).assign(rent=1.5).to_csv(tmp_path / "flat.csv", index=False)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.datasets import load_diabetes
+from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsRegressor
 
@@ -78,7 +79,12 @@ def test_the_default_methods_wrap_the_regressor():
     ridge = compare(None, X[TRAIN], Y[TRAIN], X[TEST], Y[TEST], [0.9], estimator=Ridge())
     near = compare(None, X[TRAIN], Y[TRAIN], X[TEST], Y[TEST], [0.9], estimator=KNeighborsRegressor())
     assert set(ridge.methods) - set(near.methods) == {"jackknife+"}
-    assert {"split", "CV+"} < set(near.methods) and not near.errors
+    boosted = compare(
+        None, X[:60], Y[:60], X[TEST], Y[TEST], [0.8], estimator=GradientBoostingRegressor(n_estimators=3)
+    )
+    assert {"full CP", "split", "CV+"} < set(near.methods) and not near.errors and not ridge.errors
+    # No full CP without refits.
+    assert boosted.methods == ["split", "split, normalized", "CV+"] and not boosted.errors
 
 
 class Broken(RegressorMixin, BaseEstimator):

@@ -16,12 +16,14 @@ from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.cross import CVPlusClassifier
 from fullconformal.estimators.cross_regression import CVPlusRegressor, JackknifePlusRegressor, is_ridge
 from fullconformal.estimators.full import FullConformalClassifier
+from fullconformal.estimators.full_regression import FullConformalRegressor
 from fullconformal.estimators.inputs import labels as labels_of
 from fullconformal.estimators.inputs import targets as targets_of
 from fullconformal.estimators.regression import ConformalRegressor
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.estimators.split_regression import SplitConformalRegressor
 from fullconformal.methods.convex import symmetric_seconds
+from fullconformal.methods.select_regression import select_regression
 from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
@@ -48,9 +50,10 @@ def compare(
     Parameters
     ----------
     methods : mapping of name to conformal classifier or regressor, sequence of them, or None
-        They are cloned, not changed. None means full CP, split CP, RAPS and CV+ around a classifier; around a regressor split CP
-        (absolute and normalised), CV+ and, where it takes one fit, jackknife+. For logistic regressions there are two rows of
-        full CP, exactly valid and by influence functions; only the latter if the former would take more than about a minute.
+        They are cloned, not changed. None means full CP, split CP, RAPS and CV+ around a classifier. For logistic regressions there
+        are two rows of full CP, exactly valid and by influence functions; only the latter if the former would take more than about a
+        minute. Around a regressor, None means full CP where it needs no refits, split CP (absolute and normalised), CV+ and, where it
+        takes one fit, jackknife+.
     X, y : array-like (n, ...), (n,)
         Training data; every method splits them as it needs.
     X_test, y_test : array-like (m, ...), (m,)
@@ -135,8 +138,9 @@ def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float
 
 
 def default_regressors(estimator: Any = None, random_state: Any = 0) -> dict[str, Any]:
-    """The methods that `compare` takes by default around a regressor; jackknife+ where it takes one fit."""
-    found = {
+    """The methods that `compare` takes around a regressor: full CP where it needs no refits, jackknife+ where it takes one fit."""
+    found: dict[str, Any] = {"full CP": FullConformalRegressor(estimator)} if has_exact(estimator) else {}
+    found |= {
         "split": SplitConformalRegressor(estimator, random_state=random_state),
         "split, normalized": SplitConformalRegressor(
             estimator, conformity_score="normalized", random_state=random_state
@@ -144,6 +148,15 @@ def default_regressors(estimator: Any = None, random_state: Any = 0) -> dict[str
         "CV+": CVPlusRegressor(estimator, random_state=random_state),
     }
     return found | ({"jackknife+": JackknifePlusRegressor(estimator)} if is_ridge(estimator) else {})
+
+
+def has_exact(estimator: Any) -> bool:
+    """Whether full CP of a regressor is computed without refits."""
+    try:
+        select_regression(split_pipeline(estimator)[1], "auto")
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _of_regressors(methods: Any, estimator: Any) -> bool:

@@ -99,10 +99,14 @@ def make_regressor(model: str, schema: Schema, seed: int) -> Any:
 
 
 def fit(
-    table: Path, target: str, out: Path, model: str, confidence: float, drop: tuple[str, ...], drop_missing: bool,
+    table: Path, target: str, out: Path, model: str, method: str, confidence: float, drop: tuple[str, ...], drop_missing: bool,
     seed: int, printer: Printer,
 ) -> None:  # fmt: skip
-    """Fit a conformal regressor to all rows of a table and save it."""
+    """Fit a conformal regressor to all rows of a table and save it: split CP, or full CP where that was asked for."""
+    if method not in ("auto", "exact"):
+        raise ValueError(
+            f"--method {method} is for classes; for a quantity give auto (split CP) or exact (full CP, of --model lr)."
+        )
     schema, X, y = read_training(table, target, drop, drop_missing, printer)
     spread = f"from {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}"
     printer.say(
@@ -111,15 +115,16 @@ def fit(
     )
 
     # Imported now, so that errors in the table do not wait for torch.
-    from fullconformal import SplitConformalRegressor
+    from fullconformal import FullConformalRegressor, SplitConformalRegressor
     from fullconformal.estimators.saving import save
 
-    reg = SplitConformalRegressor(make_regressor(model, schema, seed), confidence_level=confidence, random_state=seed)
+    kind = FullConformalRegressor if method == "exact" else SplitConformalRegressor
+    reg = kind(make_regressor(model, schema, seed), confidence_level=confidence, random_state=seed)
     start = time.perf_counter()
     with printer.warnings_as_notes():
         reg.fit(X, y)
     seconds = time.perf_counter() - start
-    printer.say(f"method {reg.display_name}: {reg.guarantee_.reason}, so intervals are exactly valid")
+    printer.say(f"method {reg.display_name}; {reg.guarantee_}")
     save(reg, out, notes={"table": asdict(schema), "source": table.name, "model": model})
     printer.json({
         "task": "regression", "rows": len(y), "method": reg.display_name, "model": model, "confidence_level": confidence,

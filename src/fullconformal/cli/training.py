@@ -42,7 +42,7 @@ def fit(
     check_model(model)
     printer = Printer(quiet, as_json)
     if regression.wanted(table, target, task, printer):
-        regression.fit(table, target, out, model, confidence, drop, drop_missing, seed, printer)
+        regression.fit(table, target, out, model, method, confidence, drop, drop_missing, seed, printer)
         return
     schema, X, y = tables.read_training(table, target, drop, drop_missing, printer)
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
