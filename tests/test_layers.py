@@ -56,6 +56,8 @@ LAYERS = {
     "methods.regression": [*BELOW_METHODS, "methods.base"],
     # The whole GGN of a streamed last layer is influence on its features.
     "methods.last_layer": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
+    # The curvature of a network is chosen as for labels.
+    "methods.influence_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
     "methods.audit_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.audit"],
     "methods.select": [*BELOW_METHODS, "methods"],
     "methods.select_regression": [*BELOW_METHODS, "methods"],

@@ -207,9 +207,9 @@ class _Line:
 
 
 def crossings(
-    size: FloatArray, slope: FloatArray, edge: FloatArray, centre: FloatArray, slack: FloatArray
+    size: FloatArray, slope: FloatArray, edge: FloatArray, centre: FloatArray, slack: FloatArray, tie: float = 0.0
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.intp]]:
-    """Pieces on which |size − slope·t| ≥ edge·|t|, for y = centre + t; and the point (K,) that each belongs to.
+    """Pieces on which |size − slope·t| + tie ≥ edge·|t|, for y = centre + t; and the point (K,) that each belongs to.
 
     A point's residual is size − slope·t, up to its sign, and the candidate's is edge·t in the same units. Where the slope is less steep
     than the edge, the piece is an interval about the centre; where it is steeper, there are two rays; where they are equal, one.
@@ -221,20 +221,26 @@ def crossings(
         edge is not negative.
     centre, slack : array (m,)
         Ends lie outwards by the slack.
+    tie : float, default=0
+        How far apart two residuals are still tied.
     """
     right, left = edge + slope, edge - slope
     above, below = (centre + slack)[:, None], (centre - slack)[:, None]
     points = np.arange(slope.shape[1])
     if right.min(initial=np.inf) > 0 and left.min(initial=np.inf) > 0:
+        size = size + tie
         np.divide(size, right, out=right)
         np.divide(size, left, out=left)
         return np.subtract(below, left, out=left), np.add(above, right, out=right), points
     size = np.broadcast_to(size, slope.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
-        upper, lower = np.where(right > 0, size / right, np.inf), np.where(left > 0, -size / left, -np.inf)
+        upper, lower = (
+            np.where(right > 0, (size + tie) / right, np.inf),
+            np.where(left > 0, -(size + tie) / left, -np.inf),
+        )
         # Beyond the piece about the centre, the steeper residual is the larger one again.
-        again_from = np.where(left < 0, -size / left, np.where(right < 0, -np.inf, np.inf))
-        again_to = np.where(right < 0, size / right, np.inf)
+        again_from = np.where(left < 0, (tie - size) / left, np.where(right < 0, -np.inf, np.inf))
+        again_to = np.where(right < 0, (size - tie) / right, np.inf)
     one = (again_from <= upper) & (again_to >= lower) & (again_from < np.inf)
     lower[one], upper[one], again_from[one], again_to[one] = -np.inf, np.inf, np.inf, np.inf
     second = np.flatnonzero((again_from < np.inf).any(axis=0))

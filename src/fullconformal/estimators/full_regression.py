@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
+from sklearn.neural_network import MLPRegressor
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
+from torch import nn
 
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import whole_or_nothing
@@ -21,6 +23,7 @@ from fullconformal.estimators.regression import ConformalRegressor, warn_infinit
 from fullconformal.estimators.target import Target, split_target
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
+from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit
 from fullconformal.methods.audit_regression import audit_regression
 from fullconformal.methods.base import Config, ConformalWarning
@@ -40,23 +43,37 @@ class FullConformalRegressor(ConformalRegressor):
 
     Parameters
     ----------
-    estimator : None, scikit-learn regressor, or Pipeline ending in one, default=None
+    estimator : None, nn.Module, scikit-learn regressor, or Pipeline ending in one, default=None
         The model: Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet, KernelRidge, GaussianProcessRegressor with a fixed kernel
-        (``optimizer=None``) or KNeighborsRegressor; None is a ridge regression with `l2`. A TransformedTargetRegressor around one of them
-        gives intervals of y itself.
-    method : {"auto", "exact"} or RegressionMethod, default="auto"
-        "exact" is full CP itself, for every value of y at once, without refits.
+        (``optimizer=None``) or KNeighborsRegressor; None is a ridge regression with `l2`. A module maps a batch to numbers (batch, 1)
+        and is trained here by the squared loss, on y in units of its standard deviation; MLPRegressor is fitted by scikit-learn. A
+        TransformedTargetRegressor around one of them gives intervals of y itself.
+    method : {"auto", "exact", "influence"} or RegressionMethod, default="auto"
+        "exact" is full CP itself, for every value of y at once, without refits. "influence", for networks, is full CP of their tangent at
+        the fit (ACP-GN), an approximation.
     scheme : {"studentized", "deleted", "ordinary"}, default="studentized"
         How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN always
         leaves a point out of its own neighbours.
     confidence_level : float, default=0.9
         Of intervals, where `predict_interval` is not told otherwise.
     l2 : float, optional
-        λ of (1/2n)Σr² + (λ/2)|w|² of the built-in regression, 1e-3 by default; the intercept is free.
+        λ of (1/2n)Σr² + (λ/2)|w|² of the built-in regression (1e-3 by default, intercept free) and of modules (1e-2, all parameters).
+    curvature : str or Curvature, default="auto"
+        Of networks: "ggn", "dual", "ekfac", "kfac" or "last_layer", as for `FullConformalClassifier`.
+    damping : float, optional
+        Added to the mean-form curvature.
+    prefit : bool, default=False
+        Take a network as it is; `fit` is then given the data it was trained on.
+    max_epochs : int, default=200
+        Of Adam, for modules that are trained here; L-BFGS follows.
+    device : str, default="auto"
+        Of modules: "auto" is CUDA where there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Of modules: "auto" is their own.
     memory_budget : float, default=4.0
-        GiB that kernel matrices may take.
+        GiB that kernel matrices, curvatures and Jacobians may take.
     random_state : int, RandomState or None, default=None
-        Not used by the exact methods.
+        Seeds training; the exact methods have no use for it.
     verbose : int, default=0
         1 shows progress bars.
 
@@ -95,7 +112,8 @@ class FullConformalRegressor(ConformalRegressor):
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
-        l2: float | None = None, memory_budget: float = 4.0, random_state: Any = None, verbose: int = 0,
+        l2: float | None = None, curvature: Any = "auto", damping: float | None = None, prefit: bool = False, max_epochs: int = 200,
+        device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, random_state: Any = None, verbose: int = 0,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -126,8 +144,12 @@ class FullConformalRegressor(ConformalRegressor):
         selection = select_regression(model, self.method)
         self._target = Target.of(self.estimator, y)
         self._sample = first_rows(X)
-        self.transformer_, inputs = fit_transformer(transformers, X, y, prefit=False)
-        config = Config(l2=self.l2, q=validation.SCHEMES[self.scheme], memory=int(self.memory_budget * 2**30))
+        self.transformer_, inputs = fit_transformer(transformers, X, y, self.prefit)
+        config = Config(
+            l2=self.l2, prefit=self.prefit, max_epochs=self.max_epochs, loss=SQUARED, curvature=self.curvature, damping=self.damping,
+            q=validation.SCHEMES[self.scheme], device=validation.device_of(self.device, model), dtype=validation.DTYPES[self.dtype],
+            memory=int(self.memory_budget * 2**30), seed=int(check_random_state(self.random_state).randint(2**31)),
+        )  # fmt: skip
         with progress_bar("training", bool(self.verbose)) as progress:
             bag = Values(np.asarray(inputs), self._target.forward(y))
             self._fitted = selection.method.fit(bag, replace(config, progress=progress))
@@ -146,11 +168,14 @@ class FullConformalRegressor(ConformalRegressor):
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         validation.check_level(self.confidence_level)
         validation.check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
+        validation.check_network(self)
         model = self._split()[1]
         check_instance(model)
+        if self.prefit and not isinstance(model, (nn.Module, MLPRegressor)):
+            raise ValueError("prefit=True needs a trained network; other models are fitted here, which costs little.")
         if self.l2 is not None:
             validation.check_number("l2", self.l2, 0, "None or a number ≥ 0")
-            if model is not None:
+            if model is not None and not isinstance(model, nn.Module):
                 raise ValueError(
                     f"l2={self.l2!r} was given, but {type(model).__name__} brings its own penalty; set it there."
                 )
@@ -245,7 +270,10 @@ class FullConformalRegressor(ConformalRegressor):
         check_is_fitted(self)
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         X = self._checked(X, reset=False)
-        return X if self.transformer_ is None else transform(self.transformer_, X)
+        X = X if self.transformer_ is None else transform(self.transformer_, X)
+        if tuple(X.shape[1:]) != self._input_shape:
+            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
+        return X
 
     def _comparison(self, m: int, weights: Any, groups: Any) -> Comparison:
         """With whom m candidates are compared."""
@@ -293,6 +321,10 @@ class FullConformalRegressor(ConformalRegressor):
         validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         X = np.asarray(self._prepare_inputs(X), dtype=np.float64)
         model, n = self._split()[1], self._fitted.n
+        if isinstance(model, nn.Module):
+            raise ValueError(
+                "an audit refits models of scikit-learn's; of a module fit copies by hand, or take MLPRegressor."
+            )
         if model is None:
             model = Ridge(alpha=n * (L2_RIDGE if self.l2 is None else self.l2))
         rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme]
@@ -310,7 +342,7 @@ class FullConformalRegressor(ConformalRegressor):
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        if self.transformer_ is not None and self._fitted.guarantee.is_exact:
+        if self.transformer_ is not None and self._fitted.guarantee.is_exact and not self.prefit:
             return APPROXIMATE.because(
                 "the transformers were fitted to the training objects, without the object to predict"
             )

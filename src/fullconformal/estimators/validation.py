@@ -124,6 +124,17 @@ def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, sta
     )
 
 
+def check_network(reg: Any) -> None:
+    """Raise if a parameter of a regressor that concerns networks is invalid."""
+    if not isinstance(reg.curvature, Curvature):
+        check_option("curvature", reg.curvature, ("auto", *(name for name in CURVATURES if name != "hessian")))
+    if reg.damping is not None:
+        check_number("damping", reg.damping, 0, "None or a number ≥ 0")
+    check_flag("prefit", reg.prefit)
+    check_whole("max_epochs", reg.max_epochs, 0, "a whole number ≥ 0")
+    check_option("dtype", reg.dtype, tuple(DTYPES))
+
+
 def check_full(clf: Any) -> None:
     """Raise if a parameter of `FullConformalClassifier` is invalid, before anything long begins."""
     own_method = isinstance(clf.method, Method)

@@ -68,7 +68,7 @@ class Lasso:
         for _ in range(4 * len(c) + 16):
             weight = np.zeros(len(c))
             if len(active):
-                weight[active] = cho_solve(_factor(G, active), c[active] - l1 * signs)
+                weight[active] = cho_solve(_factor(G, active), c[active] - l1 * signs, check_finite=False)
             rho = c - G @ weight
             wrong = weight[active] * signs < 0
             if wrong.any():
@@ -103,6 +103,7 @@ class _Walk:
     bag: Lasso
     x: FloatArray
     G: FloatArray
+    largest: FloatArray
     first: FloatArray
     slope: FloatArray
     begin: float
@@ -113,29 +114,32 @@ class _Walk:
         part = n / (n + 1) if bag.intercept else 1.0
         G = bag.X.T @ bag.X + part * np.outer(x, x)
         G[np.diag_indices_from(G)] += bag.l2
-        return cls(bag, x, G, bag.X.T @ bag.y, part * x, float(x @ bag.weight))
+        return cls(bag, x, G, np.abs(G).max(axis=1), bag.X.T @ bag.y, part * x, float(x @ bag.weight))
 
     def towards(self, way: int) -> Iterator[Segment]:
         """Segments from the beginning to −inf (way −1) or inf (way 1)."""
         bag, t, l1 = self.bag, self.begin, self.bag.l1
         active, signs = np.flatnonzero(bag.weight), np.sign(bag.weight[bag.weight != 0])
         changed, d = -1, len(self.x)
+        share = self._share(active)
         for _ in range(50 * d + 1000):
             factor = _factor(self.G, active) if len(active) else None
             u, v = np.zeros((2, d))
             if factor is not None:
-                u[active] = cho_solve(factor, self.first[active] - l1 * signs)
-                v[active] = cho_solve(factor, self.slope[active])
+                u[active] = cho_solve(factor, self.first[active] - l1 * signs, check_finite=False)
+                v[active] = cho_solve(factor, self.slope[active], check_finite=False)
             p, q = self.first - self.G @ u, self.slope - self.G @ v
             at, column, sign = self._next(t, way, active, signs, u, v, p, q, changed)
-            yield self._segment(t, at, way, active, factor, u, v)
+            yield self._segment(t, at, way, active, u, v, share)
             if not np.isfinite(at):
                 return
             t, changed = at, column
             if sign == 0:
                 place = int(np.flatnonzero(active == column)[0])
                 active, signs = np.delete(active, place), np.delete(signs, place)
+                share = share + self._taken(active, column)
             else:
+                share = share - self._taken(active, column)
                 active, signs = np.append(active, column), np.append(signs, sign)
         raise ValueError(
             "the lasso of an object has too many knots; remove columns that are sums of others, or raise alpha."
@@ -151,7 +155,7 @@ class _Walk:
             zero = np.where(v[active] * signs * way < 0, -u[active] / v[active], best)
             # Correlations of the columns outside move towards one of ±λ₁.
             to = np.sign(q * way)
-            steep = np.abs(q) > NOTHING * (np.abs(self.slope) + np.abs(self.G).max(axis=1) * np.abs(v).max(initial=0.0))
+            steep = np.abs(q) > NOTHING * (np.abs(self.slope) + self.largest * np.abs(v).max(initial=0.0))
             meets = np.where(steep, (to * self.bag.l1 - p) / q, best)
         meets[active] = best
         # A column that has just left moves away from its end, or it would be back at once.
@@ -172,30 +176,57 @@ class _Walk:
             best, column, sign = float(meets[k]), k, float(to[k])
         return (max(best, t) if way > 0 else min(best, t)), column, sign
 
+    def _columns(self, active: npt.NDArray[np.intp]) -> FloatArray:
+        """Columns of all points and the candidate (n + 1, a), less their mean where there is an intercept."""
+        n, x = len(self.bag.y), self.x[active]
+        rows = np.vstack([self.bag.X[:, active], x])
+        return rows - x / (n + 1) if self.bag.intercept else rows
+
+    def _share(self, active: npt.NDArray[np.intp]) -> FloatArray:
+        """1 − leverages (n + 1,), the candidate's last."""
+        n = len(self.bag.y)
+        share = np.full(n + 1, 1 - 1 / (n + 1) if self.bag.intercept else 1.0)
+        if len(active):
+            rows = solve_triangular(_factor(self.G, active)[0], self._columns(active).T, lower=True)
+            share -= np.einsum("ij,ij->j", rows, rows)
+        return share
+
+    def _taken(self, active: npt.NDArray[np.intp], column: int) -> FloatArray:
+        """By how much (n + 1,) leverages grow when a column joins the active ones: a block of the inverse, in O(n) a column."""
+        own = self._columns(np.array([column]))[:, 0]
+        rest = float(self.G[column, column])
+        if len(active):
+            beta = cho_solve(_factor(self.G, active), self.G[active, column], check_finite=False)
+            own, rest = own - self._columns(active) @ beta, rest - float(self.G[column, active] @ beta)
+        # Of a column that is a sum of the others nothing is left.
+        return own**2 / rest if rest > NOTHING * self.G[column, column] else np.zeros_like(own)
+
     def _segment(
-        self, t: float, at: float, way: int, active: npt.NDArray[np.intp], factor: tuple[FloatArray, bool] | None,
-        u: FloatArray, v: FloatArray,
-    ) -> Segment:  # fmt: skip
+        self,
+        t: float,
+        at: float,
+        way: int,
+        active: npt.NDArray[np.intp],
+        u: FloatArray,
+        v: FloatArray,
+        share: FloatArray,
+    ) -> Segment:
         """Residuals and leverages while these columns are active."""
-        bag, n = self.bag, len(self.bag.y)
-        first, slope = bag.y - bag.X @ u, -bag.X @ v
+        bag, n, X = self.bag, len(self.bag.y), self.bag.X[:, active]
+        first, slope = bag.y - X @ u[active], -X @ v[active]
         own_first, own_slope = -float(self.x @ u), 1 - float(self.x @ v)
-        share, own_share, X, x = np.ones(n), 1.0, bag.X, self.x
+        # With as many columns as points residuals do not move, and what is left of their slopes is rounding.
+        slope[np.abs(slope) < NOTHING] = 0.0
+        own_slope = own_slope if abs(own_slope) >= NOTHING else 0.0
         if bag.intercept:
             # The intercept takes the mean of all residuals, to which the training points add nothing.
             first, slope = first - own_first / (n + 1), slope - own_slope / (n + 1)
             own_first, own_slope = own_first * n / (n + 1), own_slope * n / (n + 1)
-            share, own_share = share - 1 / (n + 1), own_share - 1 / (n + 1)
-            X, x = X - x / (n + 1), x * n / (n + 1)
-        if factor is not None:
-            rows = solve_triangular(factor[0], np.vstack([X[:, active], x[active]]).T, lower=True)
-            leverage = np.einsum("ij,ij->j", rows, rows)
-            share, own_share = share - leverage[:-1], own_share - float(leverage[-1])
         start, end = (t, at) if way > 0 else (at, t)
-        return Segment(start, end, first, slope, own_first, own_slope, share, own_share)
+        return Segment(start, end, first, slope, own_first, own_slope, share[:-1], float(share[-1]))
 
 
 def _factor(G: FloatArray, active: npt.NDArray[np.intp]) -> tuple[FloatArray, bool]:
     """Cholesky factor of the rows and columns of G (d, d) that are active."""
-    L, lower = cho_factor(G[np.ix_(active, active)], lower=True)
+    L, lower = cho_factor(G[np.ix_(active, active)], lower=True, check_finite=False)
     return np.tril(L), bool(lower)

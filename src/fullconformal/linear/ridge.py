@@ -33,7 +33,7 @@ class Lines:
     """For m objects, the scores of n points as |size − slope·t|/·, against edge·|t| of the candidate; t = y − centre.
 
     `size` (n,) is not negative and slopes (m, n) carry the sign of the residual. `free` (m,) marks objects that decide a parameter by
-    themselves: the candidate's score is 0 for every y.
+    themselves: the candidate's score is 0 for every y. Residuals closer than `tie` are tied.
     """
 
     size: FloatArray
@@ -42,6 +42,7 @@ class Lines:
     edge: FloatArray
     centre: FloatArray
     slack: FloatArray
+    tie: float
     free: npt.NDArray[np.bool_]
 
 
@@ -145,26 +146,18 @@ class Ridge:
                 free = outside
         free |= 1 / (1 + h) <= ALONE
         signs = np.where(self.residual < 0, -1.0, 1.0)
-        size = np.abs(self.residual) + self.rounding
-        some_alone = not self.free_share.all()
-        rounding = 16 * (len(self.root) + 8) * EPS
-        g = 1 / (1 + h)
+        size = np.abs(self.residual)
+        relative = 16 * (len(self.root) + 8) * EPS
         centre = along @ self.weight + self.shift
-        slack = 8 * EPS * np.abs(centre)
         everything = scaled @ self.rows.T
         for start in range(0, len(X), step):
             at = slice(start, start + step)
             pairs = everything[at]
             if self.constant:
                 pairs += self.constant * signs
-            slope = pairs * g[at, None]
-            pairs *= slope
-            pairs += self.free_share
-            if some_alone:
-                pairs[pairs <= ALONE] = 1.0
-            edge = _power(pairs, q)
-            edge *= (g[at] ** (1 - q) * (1 - rounding))[:, None]
-            yield Lines(size, signs, slope, edge, centre[at], slack[at], free[at])
+            yield lines_of(
+                size, signs, self.free_share, pairs, h[at], centre[at], q, (self.rounding, relative), free[at]
+            )
 
 
 @savable
@@ -220,7 +213,26 @@ class KernelRidge:
         edge = _power(u, q)
         edge *= (s ** (q - 1) * (1 - rounding))[:, None]
         centre = kernel @ self.dual
-        return Lines(np.abs(self.dual) + self.rounding, signs, slope, edge, centre, 8 * EPS * np.abs(centre), free)
+        return Lines(np.abs(self.dual), signs, slope, edge, centre, 8 * EPS * np.abs(centre), self.rounding, free)
+
+
+def lines_of(
+    size: FloatArray, signs: FloatArray, share: FloatArray, pairs: FloatArray, h: FloatArray, centre: FloatArray, q: float,
+    rounding: tuple[float, float], free: npt.NDArray[np.bool_],
+) -> Lines:  # fmt: skip
+    """Scores from |residuals| and 1 − leverages (n,) of the points; h of objects (m,), and with points (m, n), signed and overwritten.
+
+    `rounding` is the error of residuals, and the relative one of the rest.
+    """
+    g = 1 / (1 + h)
+    slope = pairs * g[:, None]
+    pairs *= slope
+    pairs += share
+    if not share.all():
+        pairs[pairs <= ALONE] = 1.0
+    edge = _power(pairs, q)
+    edge *= (g ** (1 - q) * (1 - rounding[1]))[:, None]
+    return Lines(size, signs, slope, edge, centre, 8 * EPS * np.abs(centre), rounding[0], free)
 
 
 def _power(share: FloatArray, q: float) -> FloatArray:

@@ -77,14 +77,13 @@ def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatA
     start, end = segment.start, just_below(segment.end)
     if end < start:
         return np.empty(0), np.empty(0), np.empty(0, dtype=np.intp)
-    if segment.own_share <= ALONE:
-        # The candidate decides a parameter by itself, and its score is 0.
-        n = len(segment.first)
-        return np.full(n, start), np.full(n, end), np.arange(n)
-    share = np.maximum(segment.share, 0.0)
-    alone = share <= ALONE
-    ratio = np.where(alone, 1.0, share / segment.own_share) ** q * (1 - tie)
-    first, slope = np.where(alone, 0.0, segment.first), np.where(alone, 0.0, segment.slope)
+    first, slope, ratio = segment.first, segment.slope, np.full(len(segment.first), 1 - tie)
+    if q > 0:
+        # With as many columns as points leverages are one and residuals are not zero: such scores are infinite, and tied.
+        if segment.own_share <= ALONE:
+            n = len(first)
+            return np.full(n, start), np.full(n, end), np.arange(n)
+        ratio *= np.where(segment.share <= ALONE, 0.0, np.maximum(segment.share, 0.0) / segment.own_share) ** q
     own = ratio * segment.own_first, ratio * segment.own_slope
     # |r| ≥ ρ|r̂| where both factors of r² − ρ²r̂² have one sign.
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -105,7 +104,7 @@ def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatA
     begin, stop = np.full_like(left, start), np.full_like(left, end)
     inside = [
         (begin < left) & holds(middle(begin, left)),
-        holds(np.where(left < right, middle(left, right), left)),
+        np.isfinite(right) & holds(np.where(left < right, middle(left, right), np.where(np.isfinite(left), left, 0.0))),
         (right < stop) & holds(middle(right, stop)),
     ]
     # From the first part that holds to the last, unless the middle one does not.

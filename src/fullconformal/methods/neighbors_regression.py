@@ -103,7 +103,7 @@ class FittedNeighborsRegression(FittedRegression):
             signed = np.where(r < 0, -slope, slope)
             # Not less than 1 by a tolerance: of one neighbour, slopes are 1 as well.
             edge = np.ones_like(slope)
-            lower, upper, owner = crossings(np.abs(r) + slack, signed, edge, centre, np.full(len(centre), slack))
+            lower, upper, owner = crossings(np.abs(r), signed, edge, centre, np.full(len(centre), slack), slack)
             yield query.steps(lower, upper, owner, self.n, at)
 
     def state(self) -> dict[str, Any]:

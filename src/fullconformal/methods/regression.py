@@ -149,7 +149,7 @@ def just_below(end: float) -> float:
 
 def steps_of(lines: Lines, query: Comparison, at: slice) -> Steps:
     """p(y) of the objects `at` from the scores at them."""
-    lower, upper, owner = crossings(lines.size, lines.slope, lines.edge, lines.centre, lines.slack)
+    lower, upper, owner = crossings(lines.size, lines.slope, lines.edge, lines.centre, lines.slack, lines.tie)
     lower[lines.free], upper[lines.free] = -np.inf, np.inf
     if lines.free.any():
         # The second pieces of a point are in the first already.

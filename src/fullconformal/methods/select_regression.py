@@ -10,16 +10,19 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import ElasticNet, LinearRegression, Ridge, RidgeCV
 from sklearn.neighbors import KNeighborsRegressor
+from sklearn.neural_network import MLPRegressor
+from torch import nn
 
+from fullconformal.methods.influence_regression import TangentRegression
 from fullconformal.methods.lasso import LassoRegression
 from fullconformal.methods.neighbors_regression import NeighborsRegression
 from fullconformal.methods.regression import RegressionMethod
 from fullconformal.methods.ridge import RidgeRegression
 
-METHODS = ("auto", "exact")
+METHODS = ("auto", "exact", "influence")
 SUPPORTED = (
     "None, Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet, KernelRidge, GaussianProcessRegressor(optimizer=None), "
-    "KNeighborsRegressor, a Pipeline or TransformedTargetRegressor of one of these"
+    "KNeighborsRegressor, a torch.nn.Module of one output, MLPRegressor, a Pipeline or TransformedTargetRegressor of one of these"
 )
 
 
@@ -36,7 +39,15 @@ def select_regression(model: Any, asked: str | RegressionMethod) -> RegressionSe
     if isinstance(asked, RegressionMethod):
         return RegressionSelection(replace(asked, model=model), "it was given as an object")
     kind = "the built-in regression" if model is None else type(model).__name__
+    if isinstance(model, (nn.Module, MLPRegressor)):
+        if asked == "exact":
+            raise ValueError(
+                f"method='exact' needs residuals that are linear in y, and those of {kind} are not; take method='influence'."
+            )
+        return RegressionSelection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
     check_model(model)
+    if asked == "influence":
+        raise ValueError(f"method='influence' is for networks; {kind} has method='exact', which costs no more.")
     if type(model) is KNeighborsRegressor:
         return RegressionSelection(NeighborsRegression(model), f"{kind} has exact scores without refits")
     # Lasso is an ElasticNet.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
-from sklearn.neural_network import MLPClassifier
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from torch import nn
 
 from fullconformal.models.networks import mlp, zero_linear
@@ -95,7 +95,7 @@ def adapt(estimator: Any, n: int) -> Adapted:
         module = zero_linear(estimator.coef_.shape[1], len(estimator.classes_), estimator.fit_intercept)
         _copy(module, [estimator.coef_], [estimator.intercept_])
         return module, {"0.weight": 0.0 if _is_free(estimator) else 1.0 / estimator.C}
-    if isinstance(estimator, MLPClassifier):
+    if isinstance(estimator, (MLPClassifier, MLPRegressor)):
         return _perceptron(estimator, n)
     return _skorch(estimator, n)
 
@@ -126,14 +126,15 @@ def _is_free(estimator: LogisticRegression) -> bool:
     return estimator.penalty is None or bool(np.isinf(estimator.C))
 
 
-def _perceptron(estimator: MLPClassifier, n: int) -> Adapted:
-    if estimator.out_activation_ == "logistic" and len(estimator.classes_) != 2:
+def _perceptron(estimator: MLPClassifier | MLPRegressor, n: int) -> Adapted:
+    numbers = isinstance(estimator, MLPRegressor)
+    if not numbers and estimator.out_activation_ == "logistic" and len(estimator.classes_) != 2:
         raise ValueError(
             "estimator=MLPClassifier was fitted to several labels a point; only one label a point is supported."
         )
     hidden = [w.shape[1] for w in estimator.coefs_[:-1]]
-    n_features, n_classes = estimator.coefs_[0].shape[0], len(estimator.classes_)
-    module = mlp(n_features, hidden, n_classes, estimator.activation, binary_as_one=True).double()
+    n_features, n_outputs = estimator.coefs_[0].shape[0], 1 if numbers else len(estimator.classes_)
+    module = mlp(n_features, hidden, n_outputs, estimator.activation, binary_as_one=not numbers).double()
     _copy(module, [w.T for w in estimator.coefs_], estimator.intercepts_)
     batch = n
     if estimator.solver != "lbfgs":

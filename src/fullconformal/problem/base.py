@@ -288,8 +288,9 @@ class Problem:
         """The problem again, at the parameters it was kept at."""
         X, y, chunk = state["X"], state["y"], expect(state["chunk"], int)
         penalty = {expect(name, str): float(expect(value, int, float)) for name, value in state["penalty"].items()}
-        labels = len(X) == len(y) > 0 and y.ndim == 1 and not y.is_floating_point()
-        require(labels and bool(X.isfinite().all()), "training points")
+        # Labels (n,), or numbers (n, C).
+        targets = y.ndim == (2 if y.is_floating_point() else 1) and bool(y.isfinite().all())
+        require(len(X) == len(y) > 0 and targets and bool(X.isfinite().all()), "training points")
         require(1 <= chunk <= 2**20 and all(0 <= value < math.inf for value in penalty.values()), "penalty")
         problem = cls(state["model"], X, y, penalty, chunk, expect(state["loss"], Loss))
         require(set(problem.params) <= set(penalty), "penalty")
