@@ -11,7 +11,7 @@ from benchmarks import house
 
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
-ARRAYS = ["pvalues", "sets", "intervals", "metrics", "conformity"]
+ARRAYS = ["pvalues", "sets", "intervals", "bands", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
 METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "regression")]
 BELOW_METHODS = [
@@ -19,7 +19,10 @@ BELOW_METHODS = [
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
     *["diagnostics", "guarantees"],
 ]
-ESTIMATORS = {f"estimators.{name}" for name in ("full", "full_regression", "split", "cross")}
+ESTIMATORS = {
+    f"estimators.{name}"
+    for name in ("full", "full_regression", "split", "split_regression", "cross", "cross_regression")
+}
 
 # What each room, or a module of it that has a row of its own, may import from the package. A name stands for itself and its inside.
 # Rows stand in the order of the flow: a room imports rooms above it only.
@@ -27,6 +30,7 @@ LAYERS = {
     "pvalues": [],
     "sets": [],
     "intervals": ["sets"],
+    "bands": [],
     "metrics": ["sets", "metrics"],
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone, is_regressor
 from sklearn.utils.validation import _num_samples, column_or_1d
 
 from fullconformal.estimators.base import ConformalClassifier
 from fullconformal.estimators.cross import CVPlusClassifier
+from fullconformal.estimators.cross_regression import CVPlusRegressor, JackknifePlusRegressor, is_ridge
 from fullconformal.estimators.full import FullConformalClassifier
+from fullconformal.estimators.full_regression import FullConformalRegressor
 from fullconformal.estimators.inputs import labels as labels_of
+from fullconformal.estimators.inputs import targets as targets_of
+from fullconformal.estimators.regression import ConformalRegressor
 from fullconformal.estimators.split import SplitConformalClassifier
+from fullconformal.estimators.split_regression import SplitConformalRegressor
 from fullconformal.methods.convex import symmetric_seconds
+from fullconformal.methods.select_regression import select_regression
 from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.report.comparison import Comparison, add_method
+from fullconformal.report.interval_comparison import IntervalComparison, add_regressor
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 
@@ -37,14 +44,16 @@ def compare(
     estimator: Any = None,
     random_state: Any = 0,
     verbose: int | None = None,
-) -> Comparison:
+) -> Comparison | IntervalComparison:
     """Fit methods on the same data and measure them on the same objects.
 
     Parameters
     ----------
-    methods : mapping of name to conformal classifier, sequence of them, or None
-        They are cloned, not changed. None means full CP, split CP, RAPS and CV+. For logistic regressions there are two rows of
-        full CP, exactly valid and by influence functions; only the latter if the former would take more than about a minute.
+    methods : mapping of name to conformal classifier or regressor, sequence of them, or None
+        They are cloned, not changed. None means full CP, split CP, RAPS and CV+ around a classifier. For logistic regressions there
+        are two rows of full CP, exactly valid and by influence functions; only the latter if the former would take more than about a
+        minute. Around a regressor, None means full CP where it needs no refits, split CP (absolute and normalised), CV+ and, where it
+        takes one fit, jackknife+.
     X, y : array-like (n, ...), (n,)
         Training data; every method splits them as it needs.
     X_test, y_test : array-like (m, ...), (m,)
@@ -52,7 +61,7 @@ def compare(
     levels : sequence of float, default=(0.8, 0.9, 0.95)
         Confidence levels.
     estimator : optional
-        With ``methods=None``: the classifier that all of them wrap; None is the built-in logistic regression.
+        With ``methods=None``: the classifier or regressor that all of them wrap; None is the built-in logistic regression.
     random_state : int, RandomState or None, default=0
         With ``methods=None``: the seed of all methods.
     verbose : int or None, default=None
@@ -60,7 +69,7 @@ def compare(
 
     Returns
     -------
-    Comparison
+    Comparison, or IntervalComparison of regressors
         Prints as a table, and has ``to_frame()``, ``plot()`` and ``welch(a, b)``. A method that fails is listed there and does
         not stop the others.
 
@@ -75,27 +84,40 @@ def compare(
     True
     """
     at = np.unique(check_levels(levels))
+    if _of_regressors(methods, estimator):
+        regressors = default_regressors(estimator, random_state) if methods is None else _named(methods, estimator)
+        truth = _check_numbers(X, y, X_test, y_test)
+        intervals = IntervalComparison(list(regressors), at, truth, records=[], intervals={}, errors={})
+        _measure_all(intervals, regressors, (X, y), X_test, bool(verbose), _run_regressor)
+        return intervals
     truth, classes = _check_labels(X, y, X_test, y_test)
     inputs = int(np.prod(np.shape(X)[1:])) + 1
     seconds = symmetric_seconds(len(truth), _num_samples(X), inputs, len(classes))
     named = default_methods(estimator, random_state, seconds) if methods is None else _named(methods, estimator)
     out = Comparison(list(named), at, truth, classes, records=[], p={}, sets={}, errors={})
+    _measure_all(out, named, (X, y), X_test, bool(verbose), _run)
+    return out
+
+
+def _measure_all(
+    out: Any, named: dict[str, Any], data: tuple[Any, Any], X_test: Any, verbose: bool, run: Callable[..., None]
+) -> None:
+    """Run every method; one that fails is listed and does not stop the others."""
     for k, (name, method) in enumerate(named.items()):
-        shown = progress_bar(f"{name} ({k + 1} of {len(named)})", bool(verbose))
+        shown = progress_bar(f"{name} ({k + 1} of {len(named)})", verbose)
         with shown as progress, warnings.catch_warnings(record=True) as caught:
             if progress is not None:
                 progress(k, len(named))
             try:
-                _run(out, name, _unfitted(method, bool(verbose)), (X, y), X_test)
+                run(out, name, _unfitted(method, verbose), data, X_test)
             except Exception as error:
                 # Whatever the error is, the other methods go on.
                 out.errors[name] = error
         for warning in caught:
-            warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=2)
+            warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=3)
     if len(out.errors) == len(named):
         reasons = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in out.errors.items())
         raise ValueError(f"every method failed. {reasons}") from next(iter(out.errors.values()))
-    return out
 
 
 def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float = 0.0) -> dict[str, Any]:
@@ -113,6 +135,53 @@ def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float
         "RAPS": SplitConformalClassifier(estimator, conformity_score="raps", random_state=random_state),
         "CV+": CVPlusClassifier(estimator, random_state=random_state),
     }
+
+
+def default_regressors(estimator: Any = None, random_state: Any = 0) -> dict[str, Any]:
+    """The methods that `compare` takes around a regressor: full CP where it needs no refits, jackknife+ where it takes one fit."""
+    found: dict[str, Any] = {"full CP": FullConformalRegressor(estimator)} if has_exact(estimator) else {}
+    found |= {
+        "split": SplitConformalRegressor(estimator, random_state=random_state),
+        "split, normalized": SplitConformalRegressor(
+            estimator, conformity_score="normalized", random_state=random_state
+        ),
+        "CV+": CVPlusRegressor(estimator, random_state=random_state),
+    }
+    return found | ({"jackknife+": JackknifePlusRegressor(estimator)} if is_ridge(estimator) else {})
+
+
+def has_exact(estimator: Any) -> bool:
+    """Whether full CP of a regressor is computed without refits."""
+    try:
+        select_regression(split_pipeline(estimator)[1], "auto")
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _of_regressors(methods: Any, estimator: Any) -> bool:
+    """Whether regressors are compared: those given, or the default ones around a regressor."""
+    if methods is None:
+        return isinstance(estimator, BaseEstimator) and bool(is_regressor(estimator))
+    given = list(methods.values()) if isinstance(methods, Mapping) else methods
+    return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], ConformalRegressor)
+
+
+def _check_numbers(X: Any, y: Any, X_test: Any, y_test: Any) -> FloatArray:
+    """True numbers (m,) of the test objects, checked before anything is fitted."""
+    _check_lengths(X, y, X_test, y_test)
+    targets_of(y)
+    return np.asarray(targets_of(y_test), dtype=np.float64)
+
+
+def _run_regressor(out: IntervalComparison, name: str, method: Any, data: tuple[Any, Any], X_test: Any) -> None:
+    """Fit one regressor and put its intervals (m, 2, L) and records into the comparison."""
+    start = time.perf_counter()
+    method.fit(*data)
+    fitted = time.perf_counter()
+    intervals = method.predict_interval(X_test, out.levels.tolist())
+    seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
+    add_regressor(out, name, intervals, method.predict(X_test), seconds)
 
 
 def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test: Any) -> None:
@@ -162,7 +231,7 @@ def _named(methods: Any, estimator: Any) -> dict[str, Any]:
     elif isinstance(methods, Sequence) and not isinstance(methods, str):
         named = {}
         for method in methods:
-            kind = type(method).__name__.removesuffix("Classifier").removesuffix("Conformal")
+            kind = type(method).__name__.removesuffix("Classifier").removesuffix("Regressor").removesuffix("Conformal")
             number = sum(name.split(" ")[0] == kind for name in named) + 1
             named[kind if number == 1 else f"{kind} {number}"] = method
     else:
@@ -172,24 +241,20 @@ def _named(methods: Any, estimator: Any) -> dict[str, Any]:
         )
     if not named:
         raise ValueError("methods is empty; give at least one conformal classifier, or None for the default ones.")
+    base = ConformalRegressor if _of_regressors(named, None) else ConformalClassifier
+    kind = "regressor" if base is ConformalRegressor else "classifier"
     for name, method in named.items():
-        if not isinstance(name, str) or not isinstance(method, ConformalClassifier):
+        if not isinstance(name, str) or not isinstance(method, base):
             raise TypeError(
-                f"methods[{name!r}] is {method!r}; give a name (a string) and an unfitted conformal classifier of this library, "
-                "for example FullConformalClassifier()."
+                f"methods[{name!r}] is {method!r}; give a name (a string) and an unfitted conformal {kind} of this library, "
+                f"for example {'SplitConformalRegressor' if kind == 'regressor' else 'FullConformalClassifier'}()."
             )
     return named
 
 
 def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """True labels (m,) of the test objects and the classes (C,), checked before anything is fitted."""
-    for name, objects, label_name, labels in (("X", X, "y", y), ("X_test", X_test, "y_test", y_test)):
-        if _num_samples(objects) != _num_samples(labels):
-            raise ValueError(
-                f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; give one label per object."
-            )
-    if not _num_samples(X_test):
-        raise ValueError("X_test has no objects; give at least one to measure on.")
+    _check_lengths(X, y, X_test, y_test)
     classes = np.unique(column_or_1d(labels_of(y)))
     truth = column_or_1d(labels_of(y_test))
     # Some may be of classes that y lacks, and count as missed.
@@ -197,3 +262,14 @@ def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray
         unseen = sorted(set(truth.tolist()))
         raise ValueError(f"y_test holds labels unseen in y: {unseen[:5]}; the classes are {classes.tolist()}.")
     return truth, classes
+
+
+def _check_lengths(X: Any, y: Any, X_test: Any, y_test: Any) -> None:
+    """Raise unless there is one label for each object, and at least one object to measure on."""
+    for name, objects, label_name, labels in (("X", X, "y", y), ("X_test", X_test, "y_test", y_test)):
+        if _num_samples(objects) != _num_samples(labels):
+            raise ValueError(
+                f"{name} has {_num_samples(objects)} objects and {label_name} has {_num_samples(labels)} labels; give one label per object."
+            )
+    if not _num_samples(X_test):
+        raise ValueError("X_test has no objects; give at least one to measure on.")

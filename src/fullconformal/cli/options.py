@@ -40,3 +40,7 @@ factory_option = click.option(
     "--model", default=None, metavar="MODULE:FACTORY",
     help="The function that returns the network, if the predictor was fitted with one.",
 )  # fmt: skip
+task_option = click.option(
+    "--task", type=click.Choice(["auto", "classification", "regression"]), default="auto", show_default=True,
+    help="Predict classes or a quantity; auto takes numbers that are not whole, or many different ones, for a quantity.",
+)  # fmt: skip

@@ -30,7 +30,8 @@ def predict(
     """Compute the prediction sets of the saved PREDICTOR for the rows of TABLE (CSV, TSV, Excel or Parquet).
 
     The output has these columns: the likeliest label, the set at each confidence level (labels joined by |), and the p-value of every
-    label. If TABLE has the column to predict, the coverage is printed.
+    label. Of a regressor: the prediction, and the lower and upper end of the interval at each level. If TABLE has the column to predict,
+    the coverage is printed.
     """
     import numpy as np
 
@@ -42,6 +43,11 @@ def predict(
     tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
     clf, schema, notes = tables.load_with_schema(predictor, model)
+    if tables.is_regressor(clf):
+        from fullconformal.cli import regression
+
+        regression.predict(clf, schema, notes, table, out, confidence, keep, sep, printer)
+        return
     # In CSV files, columns that are copied are kept as they are written.
     copied = [] if tables.is_parquet(out) else [name for name in keep if name not in schema.numbers]
     frame = tables.read_new(table, clf, schema, copied, sep)
@@ -83,7 +89,12 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     from fullconformal.cli.schema import listed
 
     clf, notes = tables.load_predictor(predictor, model)
-    facts = outputs.facts_of(clf, notes)
+    if tables.is_regressor(clf):
+        from fullconformal.cli import regression
+
+        facts = regression.facts_of(clf, notes)
+    else:
+        facts = outputs.facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
     printer = tables.Printer(False, as_json)
     printer.json(facts)
@@ -130,6 +141,12 @@ def report(
     tables.check_format(out, ".html", ".htm")
     printer = tables.Printer(quiet)
     clf, schema, notes = tables.load_with_schema(predictor, model)
+    if tables.is_regressor(clf):
+        from fullconformal.cli import regression
+
+        title = title or f"{predictor.stem} on {table.name}"
+        regression.report(clf, schema, notes, table, out, title, sep, drop_missing, printer)
+        return
     frame = tables.read_new(table, clf, schema, sep=sep)
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
     y = schema.labels(frame)

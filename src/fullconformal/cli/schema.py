@@ -109,14 +109,12 @@ class Schema:
                 "(--drop-missing)."
             )
         if is_number(column):
-            values, distinct = column.to_numpy(), column.nunique()
-            whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
-            if not whole or distinct > max(MAX_CATEGORIES, len(values) / 20):
+            if is_quantity(column):
                 raise TableError(
-                    f"the target {self.target!r} holds {distinct:,} different numbers: it is a quantity, and only classes can be "
-                    "predicted. Give a column of classes, or cut the numbers into a few intervals."
+                    f"the target {self.target!r} holds {column.nunique():,} different numbers: it is a quantity, not classes. Predict it "
+                    "as one (--task regression), or cut the numbers into a few intervals."
                 )
-            return values.astype(np.int64)
+            return column.to_numpy().astype(np.int64)
         words = as_words(column).to_numpy(dtype=str)
         distinct = len(np.unique(words))
         if distinct > 1 and distinct > len(words) / 2:
@@ -199,6 +197,13 @@ def is_number(column: pd.Series) -> bool:
     return bool(
         types.is_numeric_dtype(column) and not types.is_bool_dtype(column) and not types.is_complex_dtype(column)
     )
+
+
+def is_quantity(column: pd.Series) -> bool:
+    """Whether a column of numbers, none missing, is a quantity: not whole, or of too many different values for classes."""
+    values = column.to_numpy()
+    whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
+    return not whole or column.nunique() > max(MAX_CATEGORIES, len(values) / 20)
 
 
 def is_row_number(column: pd.Series) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 import warnings
@@ -20,6 +21,7 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @click.argument("table", type=PATH)
 @click.option("--target", required=True, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
+@options.task_option
 @options.model_option
 @click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob"]), default="auto", show_default=True,
               help="The method of full CP; auto takes an exactly valid one if it is fast enough.")  # fmt: skip
@@ -33,7 +35,7 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @options.quiet_option
 @options.json_option
 def fit(
-    table: Path, target: str, out: Path, model: str, method: str, confidence: float, class_conditional: bool,
+    table: Path, target: str, out: Path, task: str, model: str, method: str, confidence: float, class_conditional: bool,
     drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -44,6 +46,12 @@ def fit(
     tables.check_output(out, table)
     model = checked_model(model)
     printer = tables.Printer(quiet, as_json)
+    if tables.is_quantity_wanted(table, target, task, sep, printer):
+        from fullconformal.cli import regression
+
+        asked = regression.Asked(table, target, drop, categorical, sep, drop_missing, seed)
+        regression.fit(asked, out, model, method, confidence, printer)
+        return
     schema, X, y = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
     printer.say(
@@ -93,6 +101,7 @@ def fit(
 @click.option("--target", default=None, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, default=None,
               help="A file for all figures, one per row: .csv or .parquet, or - for standard output.")  # fmt: skip
+@options.task_option
 @options.model_option
 @click.option("--confidence", type=LEVEL, multiple=True, default=(0.8, 0.9, 0.95), show_default=True,
               help="A confidence level; can be repeated.")  # fmt: skip
@@ -105,7 +114,7 @@ def fit(
 @options.quiet_option
 @options.json_option
 def compare(
-    table: Path, target: str | None, out: Path | None, model: str, confidence: tuple[float, ...], test_size: float,
+    table: Path, target: str | None, out: Path | None, task: str, model: str, confidence: tuple[float, ...], test_size: float,
     drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -120,6 +129,37 @@ def compare(
         tables.check_output(out, table)
         tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
+    if target is not None and tables.is_quantity_wanted(table, target, task, sep, printer):
+        from fullconformal.cli import regression
+
+        asked = regression.Asked(table, target, drop, categorical, sep, drop_missing, seed)
+        comparison = regression.compare(asked, model, confidence, test_size, printer)
+    else:
+        comparison = compare_classifiers(
+            table, target, model, confidence, test_size, drop, categorical, sep, drop_missing, seed, printer
+        )
+    frame = comparison.to_frame()
+    if out is not None:
+        tables.write_table(frame, out, printer)
+    # JSON has no missing and no infinite numbers: null.
+    rows = frame.to_dict(orient="records")
+    printer.json([{k: None if v in (math.inf, -math.inf) or v != v else v for k, v in row.items()} for row in rows])
+    printer.say(comparison)
+    if quiet or as_json:
+        # Otherwise the table shows them.
+        for name, error in comparison.errors.items():
+            click.echo(tables.visible(f"{name} failed: {type(error).__name__}: {error}"), err=True)
+    if out is not None and not printer.to_stderr:
+        printer.say(f"\nall figures: {out}")
+
+
+def compare_classifiers(
+    table: Path, target: str | None, model: str, confidence: tuple[float, ...], test_size: float, drop: tuple[str, ...],
+    categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, printer: Any,
+) -> Any:  # fmt: skip
+    """Fit classifiers to one part of a table, or of digits, and measure them on the rest."""
+    from fullconformal.cli import tables
+
     if str(table) == "digits" and not table.exists():
         from fullconformal.data import load_digits
 
@@ -139,22 +179,10 @@ def compare(
     from fullconformal import compare as compare_methods
 
     with printer.warnings_as_notes():
-        comparison = compare_methods(
+        return compare_methods(
             None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
             verbose=printer.verbose,
         )  # fmt: skip
-    frame = comparison.to_frame()
-    if out is not None:
-        tables.write_table(frame, out, printer)
-    # A missing number, which is not equal to itself, is null in JSON.
-    printer.json([{k: None if v != v else v for k, v in row.items()} for row in frame.to_dict(orient="records")])
-    printer.say(comparison)
-    if quiet or as_json:
-        # Otherwise the table shows them.
-        for name, error in comparison.errors.items():
-            click.echo(tables.visible(f"{name} failed: {type(error).__name__}: {error}"), err=True)
-    if out is not None and not printer.to_stderr:
-        printer.say(f"\nall figures: {out}")
 
 
 def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:

@@ -330,7 +330,7 @@ class FullConformalClassifier(ConformalClassifier):
             return self.predict_epsilon(X)
         X = self._prepare_inputs(X)
         validation.check_scores(self)
-        with progress_bar("sets", bool(self.verbose)) as progress:
+        with progress_bar("sets", self.verbose) as progress:
             return self._fitted.decide(X, self._query(progress=progress), levels)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:

@@ -74,8 +74,8 @@ class FullConformalRegressor(ConformalRegressor):
         GiB that kernel matrices, curvatures and Jacobians may take.
     random_state : int, RandomState or None, default=None
         Seeds training; the exact methods have no use for it.
-    verbose : int, default=0
-        1 shows progress bars.
+    verbose : int or None, default=None
+        1 shows progress bars, 0 nothing; None shows progress where work takes more than about ten seconds.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class FullConformalRegressor(ConformalRegressor):
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
         l2: float | None = None, curvature: Any = "auto", damping: float | None = None, prefit: bool = False, max_epochs: int = 200,
-        device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, random_state: Any = None, verbose: int = 0,
+        device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -150,7 +150,7 @@ class FullConformalRegressor(ConformalRegressor):
             q=validation.SCHEMES[self.scheme], device=validation.device_of(self.device, model), dtype=validation.DTYPES[self.dtype],
             memory=int(self.memory_budget * 2**30), seed=int(check_random_state(self.random_state).randint(2**31)),
         )  # fmt: skip
-        with progress_bar("training", bool(self.verbose)) as progress:
+        with progress_bar("training", self.verbose) as progress:
             bag = Values(np.asarray(inputs), self._target.forward(y))
             self._fitted = selection.method.fit(bag, replace(config, progress=progress))
         self.n_samples_fit_, self._input_shape = len(y), tuple(inputs.shape[1:])
@@ -206,7 +206,7 @@ class FullConformalRegressor(ConformalRegressor):
         Steps
         """
         inputs = self._prepare_inputs(X)
-        with progress_bar("intervals", bool(self.verbose)) as progress:
+        with progress_bar("intervals", self.verbose) as progress:
             query = self._comparison(_num_samples(X), weights, groups)
             for steps in self._fitted.steps(inputs, replace(query, progress=progress)):
                 yield self._target.steps(steps)
@@ -328,7 +328,7 @@ class FullConformalRegressor(ConformalRegressor):
         if model is None:
             model = Ridge(alpha=n * (L2_LINEAR if self.l2 is None else self.l2))
         rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme]
-        with progress_bar("refits", bool(self.verbose)) as progress:
+        with progress_bar("refits", self.verbose) as progress:
             return audit_regression(
                 clone(model), self._fitted, X, n_pairs, max_refits, q, self.confidence_level, rng, progress
             )

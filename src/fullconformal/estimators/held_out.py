@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from joblib import Parallel, delayed
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
@@ -18,19 +18,18 @@ from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
+from fullconformal.estimators.parts import Part, check_folds, fit_parts
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import LogProba, Model, Piped, fit_model
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import finite_rows, split_pipeline
-from fullconformal.runtime.tasks import Work, progress_bar
+from fullconformal.runtime.tasks import Work
 from fullconformal.storage import LIMITS, expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-#: points that train, points that are scored
-Part = tuple[IntArray, IntArray]
 
 #: parameters that say how labels are scored; what was calibrated with others is of no use
 SCORING = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
@@ -121,16 +120,8 @@ class HeldOutFit:
 
     def models(self, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
         """Models fitted to the points that train, with their log-probabilities of the points that are scored, part by part."""
-        with progress_bar("training", self.verbose) as progress:
-            # The bar then shows the training itself.
-            alone = len(parts) == 1
-            config = replace(self.config, progress=progress if alone else None)
-            jobs = (delayed(_fit_and_apply)(self.estimator, self.bag, part, config) for part in parts)
-            found = Parallel(n_jobs=config.work.n_jobs, return_as="generator")(jobs)
-            for done, fitted in enumerate(found, 1):
-                if progress is not None and not alone:
-                    progress(done, len(parts))
-                yield fitted
+        fit = partial(_fit_and_apply, self.estimator, self.bag)
+        return fit_parts(fit, parts, self.config, self.verbose)
 
     def calibrated(self, model: Model, log_proba: FloatArray, y: IntArray, uniform: FloatArray) -> Calibrated:
         """A model with the scores of points y (k,) it was not trained on."""
@@ -178,19 +169,6 @@ def check_trained(y: IntArray, bag: Bag, what: str, remedy: str) -> None:
     if len(missing):
         name = bag.classes.tolist()[missing[0]]
         raise ValueError(f"{what} has no point of class {name!r}; {remedy}, or give more points of that class.")
-
-
-def check_folds(parts: list[Part], n: int) -> None:
-    """Raise unless every one of n points is scored once, by a model that has not seen it."""
-    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
-    if len(scored) > n or (scored != 1).any():
-        raise ValueError(
-            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
-            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
-        )
-    for k, (train, rest) in enumerate(parts):
-        if len(np.intersect1d(train, rest)):
-            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
 
 
 class HeldOutClassifier(ConformalClassifier):

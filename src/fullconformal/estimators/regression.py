@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import issparse
 from sklearn.base import RegressorMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fullconformal import sets
 from fullconformal.estimators import inputs
-from fullconformal.estimators.base import Conformal
+from fullconformal.estimators.base import Conformal, whole_or_nothing
+from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit, as_groups
 from fullconformal.intervals import Steps
-from fullconformal.methods.base import ConformalWarning
+from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.runtime.tasks import Work
 from fullconformal.storage import require
 
 FloatArray = npt.NDArray[np.float64]
@@ -105,6 +110,68 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
             start += len(steps)
         return np.concatenate(parts).reshape(numbers.shape)
 
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        path: str | Path = "report.html",
+        *,
+        feature_names: Sequence[Any] | None = None,
+        others: Mapping[str, Any] | None = None,
+        title: str = "Prediction intervals",
+        **options: Any,
+    ) -> Path:
+        """Write a page about the intervals of labelled objects: one HTML file that needs no network.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        y : array-like (m,)
+            Their true values.
+        path : path, default="report.html"
+            Where the page goes.
+        feature_names : sequence of str, optional
+            Names of the columns of X; a DataFrame brings its own.
+        others : mapping, optional
+            Methods to stand beside this one: a name, and a fitted conformal regressor.
+        title : str, default="Prediction intervals"
+        **options
+            Those of `predict_interval`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from sklearn.datasets import load_diabetes
+        >>> from fullconformal import JackknifePlusRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> reg = JackknifePlusRegressor().fit(X[::2], y[::2])
+        >>> reg.report(X[1::2], y[1::2], f"{tempfile.mkdtemp()}/diabetes.html").name
+        'diabetes.html'
+        """
+        from fullconformal.report.interval_page import write_interval_report
+        from fullconformal.report.page import check_folder, slider_levels
+
+        check_is_fitted(self)
+        check_folder(path)
+        truth = self._numbers(X, inputs.targets(y))
+        methods = {self.display_name: self, **(others or {})}
+        if self.display_name in (others or {}):
+            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
+        for name, method in methods.items():
+            if not isinstance(method, ConformalRegressor):
+                raise TypeError(f"others[{name!r}] is {method!r}; give a fitted conformal regressor.")
+        levels = slider_levels(self.confidence_level)
+        with warnings.catch_warnings():
+            # The page shows which levels have infinite intervals.
+            warnings.simplefilter("ignore", ConformalWarning)
+            ends = {name: method.predict_interval(X, levels, **options) for name, method in methods.items()}
+        return write_interval_report(
+            path, ends, truth, levels, prediction=self.predict(X), confidence_level=self.confidence_level, title=title,
+            n_train=self.n_samples_fit_, rows=X.toarray() if issparse(X) else X, feature_names=feature_names,
+            guarantee=str(self.guarantee_), diagnostics=self.notes(),
+        )  # fmt: skip
+
     def _levels(self, confidence_level: Any, options: Any) -> FloatArray:
         """Checked levels; a warning where there are too few points for one that was given."""
         check_is_fitted(self)
@@ -130,13 +197,104 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         """Warn where a level needs more points than there are: intervals are then infinite."""
         warn_infinite(self.n_samples_fit_, levels, "training", stacklevel)
 
-    def verify_intervals(self) -> None:
+    def verify_intervals(self, **options: Any) -> None:
         """Raise unless the regressor gives predictions and intervals of the objects it kept."""
         m = _num_samples(self._sample)
         require(isinstance(self.confidence_level, float) and 0 < self.confidence_level < 1, "confidence level")
-        found, predicted = self.predict_interval(self._sample), self.predict(self._sample)
+        found, predicted = self.predict_interval(self._sample, **options), self.predict(self._sample)
         require(predicted.shape == (m,) and bool(np.isfinite(predicted).all()), "model")
         require(found.shape == (m, 2) and not bool((found[:, 0] > found[:, 1]).any()), "intervals")
+
+
+class HeldOutRegressor(ConformalRegressor):
+    """Base of the regressors that hold `CalibratedBands`; they give the constructor, the checks, and how models are calibrated."""
+
+    _calibrated: CalibratedBands
+
+    @abstractmethod
+    def check_params(self) -> None:
+        """Raise if a parameter is invalid."""
+
+    @abstractmethod
+    def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
+        """Train the models and score points that did not train them; also which points (k,) those are."""
+
+    @whole_or_nothing
+    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Self:
+        """Train the models on parts of (X, y), and score the points that they have not seen.
+
+        Parameters
+        ----------
+        X : array-like (n, ...)
+            Objects; an array, DataFrame or tensor.
+        y : array-like (n,)
+            Numbers.
+        groups : array-like (n,), optional
+            The group of each point, a word or a number (Mondrian): an object is compared with points of its own group only, and the
+            promise holds for each group. `predict_interval` then takes the groups of its objects.
+        """
+        self.check_params()
+        X, y = self._checked(X, y, reset=True)
+        if len(y) < 2:
+            raise ValueError(f"y has n_samples={len(y)}; give at least two points, one to train and one to calibrate.")
+        self.n_samples_fit_, self._sample, self._sample_groups = len(y), inputs.first_rows(X), None
+        rng = check_random_state(self.random_state)
+        config = Config(seed=int(rng.randint(2**31)), work=Work(getattr(self, "n_jobs", None)))
+        names, of_point = (None, None) if groups is None else np.unique(as_groups(groups, len(y)), return_inverse=True)
+        fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose)
+        found, scored = self._calibrate(fit)
+        if names is not None and of_point is not None:
+            self._sample_groups = names[of_point[: _num_samples(self._sample)]]
+            group = of_point[scored].astype(np.int64)
+            found = CalibratedBands(found.bands, found.score, found.model, found.rule, group, names)
+        self._calibrated = found
+        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
+        return self
+
+    def predict(self, X: Any) -> FloatArray:
+        """The models' prediction (m,), on average; it carries no guarantee."""
+        X = self._objects(X)
+        return np.concatenate([band.middle for _, band in self._calibrated.blocks(X)])
+
+    def predict_steps(self, X: Any, *, groups: Any = None) -> Iterator[Steps]:  # type: ignore[override]
+        """p(y) of all objects as step functions, a block of objects at a time.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        groups : array-like (m,), optional
+            Their groups, where `fit` was given groups. In a group that no point calibrates every interval is infinite.
+        """
+        X = self._objects(X)
+        names = self._calibrated.names
+        if (names is None) != (groups is None):
+            told = "was not given groups" if names is None else "was given groups"
+            raise ValueError(
+                f"fit {told}; give predictions {'none' if names is None else 'the groups of their objects'}."
+            )
+        of_object = None
+        if names is not None:
+            known = {name: k for k, name in enumerate(names.tolist())}
+            given = as_groups(groups, _num_samples(X)).tolist()
+            of_object = np.array([known.get(name, -1) for name in given], dtype=np.int64)
+        yield from self._calibrated.steps(X, of_object)
+
+    def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
+        """Warn where a level needs more points than calibrate: intervals are then infinite."""
+        n, kind = self._calibrated.smallest()
+        warn_infinite(n, np.asarray(levels), kind, stacklevel)
+
+    def verify(self) -> None:
+        self.check_params()
+        self._calibrated.verify()
+        options = {} if self._sample_groups is None else {"groups": self._sample_groups}
+        self.verify_intervals(**options)
+
+    def _objects(self, X: Any) -> Any:
+        """Checked objects."""
+        check_is_fitted(self)
+        return self._checked(X, reset=False)
 
 
 def warn_infinite(n: int, levels: FloatArray, kind: str, stacklevel: int) -> None:

@@ -107,13 +107,8 @@ def load_with_notes(path: Path | str, *, factory: Any = None, device: str = "aut
 def know_everything() -> None:
     """Make sure that every class a predictor may hold is on the list of what is saved and loaded."""
     # Imported when first needed, as pandas is slow and this module is imported by those it imports.
-    for name in (
-        "estimators.full",
-        "estimators.full_regression",
-        "estimators.split",
-        "estimators.cross",
-        "storage.foreign",
-    ):
+    names = ("full", "split", "cross", "full_regression", "split_regression", "cross_regression")
+    for name in (*(f"estimators.{name}" for name in names), "storage.foreign"):
         import_module(f"fullconformal.{name}")
 
 

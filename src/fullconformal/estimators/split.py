@@ -17,9 +17,9 @@ from fullconformal.estimators.held_out import (
     HeldOut,
     HeldOutClassifier,
     HeldOutFit,
-    Part,
     check_trained,
 )
+from fullconformal.estimators.parts import Part
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.guarantees import EXACT, TWICE
 from fullconformal.methods.fitting import fit_model

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import _num_samples, column_or_1d
 from torch import nn
 
@@ -261,3 +262,34 @@ def check_share(clf: Any) -> None:
     """Raise unless calibration_size is a share."""
     if not (isinstance(clf.calibration_size, (float, np.floating)) and 0 < clf.calibration_size < 1):
         raise ValueError(f"calibration_size={clf.calibration_size!r} is not allowed; give a share between 0 and 1.")
+
+
+def check_held_out_regressor(reg: Any) -> None:
+    """Raise if a parameter that these regressors share is invalid."""
+    sets.check_levels(reg.confidence_level)
+    for name in ("prefit", "minmax"):
+        check_flag(name, getattr(reg, name, True))
+    if reg.verbose is not None and not isinstance(reg.verbose, (bool, np.bool_)):
+        check_whole("verbose", reg.verbose, 0, "None, 0 or 1")
+    jobs = getattr(reg, "n_jobs", None)
+    if jobs is not None and (not isinstance(jobs, (int, np.integer)) or isinstance(jobs, bool) or jobs == 0):
+        raise ValueError(f"n_jobs={jobs!r} is not allowed; give None, a whole number ≥ 1, or -1 for all cores.")
+
+
+def check_regressor(estimator: Any, name: str = "estimator") -> None:
+    """Raise unless it can be fitted and predicts: a regressor of scikit-learn's kind, or a Pipeline that ends in one."""
+    final = split_pipeline(estimator)[1]
+    check_instance(final)
+    if isinstance(final, nn.Module):
+        raise TypeError(
+            f"{name}={type(final).__name__} is a torch module; wrap it as a regressor, skorch.NeuralNetRegressor(module), or take "
+            "sklearn.neural_network.MLPRegressor."
+        )
+    if isinstance(estimator, BaseEstimator) and is_classifier(estimator):
+        raise TypeError(
+            f"{name}={type(final).__name__} is a classifier; give a regressor, or take SplitConformalClassifier."
+        )
+    if not hasattr(estimator, "fit") or not hasattr(estimator, "predict"):
+        raise TypeError(
+            f"{name}={estimator!r} has no fit and predict; give a regressor, for example sklearn.linear_model.Ridge()."
+        )

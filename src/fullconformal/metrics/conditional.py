@@ -155,7 +155,11 @@ def worst_slice_coverage(
     >>> print(slab.coverage)
     0.000 ± 0.000
     """
-    hit = covered(sets, y, classes)[0]
+    return worst_slice(X, covered(sets, y, classes)[0], delta, n_directions, random_state)
+
+
+def worst_slice(X: npt.ArrayLike, hit: BoolArray, delta: float, n_directions: int, random_state: Any) -> Slab:
+    """The worst slab of objects X (m, d), of which ``hit`` (m,) are covered."""
     X = np.asarray(X, dtype=np.float64)
     m = len(hit)
     if X.ndim != 2 or len(X) != m or not np.isfinite(X).all():

@@ -122,9 +122,10 @@ def welch(values_a: npt.ArrayLike, values_b: npt.ArrayLike) -> Welch:
 
 
 def mean(values: npt.NDArray[Any]) -> Estimate:
-    """Mean of values (m,) and its standard error."""
+    """Mean of values (m,) and its standard error; of infinite values the error is NaN."""
     m = len(values)
-    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(m)) if m > 1 else float("nan"))
+    with np.errstate(invalid="ignore"):
+        return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(m)) if m > 1 else float("nan"))
 
 
 def covered(

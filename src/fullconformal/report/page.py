@@ -40,8 +40,13 @@ def write_report(path: str | Path, p: Mapping[str, npt.ArrayLike], y: npt.ArrayL
     >>> write_report(f"{folder}/report.html", {"ours": [[0.7, 0.05], [0.3, 0.2]]}, [0, 1]).name
     'report.html'
     """
+    check_folder(path)
+    return write_page(path, render_report(p, y, **options))
+
+
+def write_page(path: str | Path, page: str) -> Path:
+    """Write a page to a file, completely or not at all, and return its path."""
     path = check_folder(path)
-    page = render_report(p, y, **options)
     with finished_or_nothing(path) as partial:
         partial.write_text(page, encoding="utf-8")
     return path
@@ -154,17 +159,18 @@ def render_report(
     return fill_template(data, facts, picture)
 
 
-def fill_template(data: dict[str, Any], facts: dict[str, Any], picture: Sheet | None) -> str:
-    """The page: the template with the style sheet, the script and what they show."""
+def fill_template(data: dict[str, Any], facts: dict[str, Any], picture: Sheet | None, name: str = "report") -> str:
+    """The page: the template of a name with the style sheet, its script and what they show."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
     colours = ":root{" + "".join(f"--light-{k}:{colour};" for k, colour in enumerate(COLOURS)) + "}\n"
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8") + colours + (picture.style if picture else "")
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / f"{name}.js").read_text(encoding="utf-8")
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": number, "level": level_text, "count": "{:,}".format}
-    return environment.get_template("report.html").render(
+    numbers = {"percent": percent, "number": number, "plain": plain}
+    environment.filters |= numbers | {"level": level_text, "count": "{:,}".format}
+    return environment.get_template(f"{name}.html").render(
         **facts,
         style=Markup(style),
         script=Markup(script),
@@ -203,6 +209,11 @@ def level_text(level: float) -> str:
 def number(value: float) -> str:
     """A number, or a dash if it is not a number."""
     return f"{value:.3f}" if isfinite(value) else "–"
+
+
+def plain(value: float) -> str:
+    """A number of any size in four digits, or a dash if it is not finite."""
+    return f"{value:.4g}" if isfinite(value) else "–"
 
 
 def checked(

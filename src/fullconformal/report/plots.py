@@ -141,6 +141,31 @@ def plot_comparison(
     return ax
 
 
+def plot_widths(intervals: ByMethod, levels: npt.ArrayLike, *, ax: Any = None) -> Any:
+    """Mean width against the confidence level with a band of one standard error; ``intervals`` maps a name to (m, 2, L), levels are (L,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ax = plot_widths({"ours": np.tile([[[0.0, 0.0], [1.0, 2.0]]], (5, 1, 1))}, [0.8, 0.9])
+    >>> ax.get_xlabel()
+    'confidence level'
+    """
+    ax, at = _axes(ax), np.asarray(levels, dtype=np.float64)
+    for (name, values), (colour, style) in zip(intervals.items(), _line_styles(), strict=False):
+        ends = np.asarray(values, dtype=np.float64)
+        width, se = np.transpose([metrics.mean_width(ends[:, :, k]) for k in range(len(at))])
+        # Infinite intervals have no place on the axis.
+        finite = np.isfinite(width)
+        ax.plot(at[finite], width[finite], color=colour, label=name, lw=1.8, ls=style, marker="o", ms=4)
+        low, high = (width + sign * np.nan_to_num(se) for sign in (-1, 1))
+        ax.fill_between(at[finite], low[finite], high[finite], color=colour, alpha=0.15, lw=0)
+    ax.set(xlabel="confidence level", ylabel="mean width", ylim=(0, None))
+    _in_percent(ax.xaxis)
+    ax.legend(frameon=False)
+    return ax
+
+
 def plot_p_values(
     p: npt.ArrayLike, classes: npt.ArrayLike, *, level: float = 0.9, truth: Any = None, ax: Any = None
 ) -> Any:

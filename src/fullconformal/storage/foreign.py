@@ -64,6 +64,7 @@ LEARNED = {
         "LinearRegression": "coef_:(d) intercept_:number rank_:count singular_:(k)",
         "Lasso": "coef_:(d) intercept_:number n_iter_:count dual_gap_:number",
         "ElasticNet": "coef_:(d) intercept_:number n_iter_:count dual_gap_:number",
+        "QuantileRegressor": "coef_:(d) intercept_:number n_iter_:count",
     },
     "sklearn.kernel_ridge": {"KernelRidge": "dual_coef_:(n) X_fit_:(nd)"},
     "sklearn.neural_network": {

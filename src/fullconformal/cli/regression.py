@@ -1,0 +1,242 @@
+"""What the commands do with a target that is a quantity: regressors, intervals and their coverage."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from fullconformal.cli import tables
+from fullconformal.cli.schema import (
+    Schema,
+    TableError,
+    as_numbers,
+    check_name,
+    encoder,
+)
+from fullconformal.cli.tables import Printer
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A training table, and what is to be made of its columns."""
+
+    table: Path
+    target: str
+    drop: tuple[str, ...]
+    categorical: tuple[str, ...]
+    sep: str | None
+    drop_missing: bool
+    seed: int
+
+
+def read_training(asked: Asked, printer: Printer) -> tuple[Schema, pd.DataFrame, FloatArray]:
+    """Schema, objects and numbers of a training table."""
+    target, drop = asked.target, asked.drop
+    frame = tables.read_table(asked.table, asked.categorical, asked.sep)
+    frame = tables.with_target(frame, target, "--target", asked.drop_missing, printer)
+    schema = Schema.of(frame, target, drop, asked.categorical)
+    y = numbers_of(frame, target)
+    if len(np.unique(y)) < 2:
+        raise TableError(f"the target {target!r} has only one value, {y[0]:g}; there is nothing to predict.")
+    if unused := [name for name in schema.left_out if name not in drop]:
+        printer.note(f"left out because they are empty or number the rows: {', '.join(map(repr, unused))}.")
+    return schema, schema.objects(frame), y
+
+
+def numbers_of(frame: pd.DataFrame, target: str) -> FloatArray:
+    """The target (n,) as numbers, none missing."""
+    missing = int(frame[target].isna().sum())
+    if missing:
+        raise TableError(
+            f"the target {target!r} is missing in {missing:,} of {len(frame):,} rows; leave these rows out (--drop-missing)."
+        )
+    return np.asarray(as_numbers(frame[target], target), dtype=np.float64)
+
+
+def make_regressor(model: str, schema: Schema, seed: int) -> Any:
+    """A Pipeline of an encoder and the regressor that the option --model names."""
+    from sklearn.linear_model import Ridge
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+
+    if model == "lr":
+        return make_pipeline(encoder(schema), Ridge())
+    if model == "mlp":
+        return make_pipeline(
+            encoder(schema), MLPRegressor(hidden_layer_sizes=(32,), alpha=1e-2, max_iter=500, random_state=seed)
+        )
+    raise ValueError(
+        f"--model {model} is for classes; for a quantity give lr (ridge regression) or mlp, or use Python."
+    )
+
+
+def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, printer: Printer) -> None:
+    """Fit a conformal regressor to all rows of a table and save it: split CP, or full CP where that was asked for."""
+    if method not in ("auto", "exact"):
+        raise ValueError(
+            f"--method {method} is for classes; for a quantity give auto (split CP) or exact (full CP, of --model lr)."
+        )
+    schema, X, y = read_training(asked, printer)
+    table, target, seed = asked.table, asked.target, asked.seed
+    spread = f"from {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}"
+    printer.say(
+        f"{table.name}: {len(y):,} rows, {len(schema.numbers)} numeric and {len(schema.categories)} categorical columns; {target!r} goes "
+        f"{spread}"
+    )
+
+    # Imported now, so that errors in the table do not wait for torch.
+    from fullconformal import FullConformalRegressor, SplitConformalRegressor
+    from fullconformal.estimators.saving import save
+
+    kind = FullConformalRegressor if method == "exact" else SplitConformalRegressor
+    reg = kind(make_regressor(model, schema, seed), confidence_level=confidence, random_state=seed)
+    start = time.perf_counter()
+    with printer.warnings_as_notes():
+        reg.fit(X, y)
+    seconds = time.perf_counter() - start
+    printer.say(f"method {reg.display_name}; {reg.guarantee_}")
+    save(
+        reg, out, notes={"table": asdict(schema), "source": table.name, "model": model, "rows": tables.marks_as_text(X)}
+    )
+    printer.json({
+        "task": "regression", "rows": len(y), "method": reg.display_name, "model": model, "confidence_level": confidence,
+        **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
+    })  # fmt: skip
+    printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
+    printer.say(f"\nnext: fullconformal predict {out} NEW.csv -o intervals.csv")
+
+
+def predict(
+    reg: Any,
+    schema: Schema,
+    notes: dict[str, Any],
+    table: Path,
+    out: Path,
+    confidence: tuple[float, ...],
+    keep: tuple[str, ...],
+    sep: str | None,
+    printer: Printer,
+) -> None:
+    """Write prediction, lower and upper end at each level for the rows of a table."""
+    copied = [] if tables.is_parquet(out) else [name for name in keep if name not in schema.numbers]
+    frame = tables.read_new(table, reg, schema, copied, sep)
+    for name in keep:
+        check_name(frame, name, "--keep")
+    X = tables.objects_of(frame, reg, schema, notes, printer)
+    levels = sorted(set(confidence)) or [reg.confidence_level]
+    with printer.warnings_as_notes():
+        ends, point = reg.predict_interval(X, levels), reg.predict(X)
+    kept = frame[list(keep)]
+    columns: dict[str, Any] = dict((kept if tables.is_parquet(out) else kept.astype(object)).items())
+    columns["prediction"] = point
+    for k, level in enumerate(levels):
+        columns |= {f"lower_{level:g}": ends[:, 0, k], f"upper_{level:g}": ends[:, 1, k]}
+    facts = measure(ends, levels, truth(frame, schema.target))
+    tables.write_table(pd.DataFrame(columns), out, printer)
+    printer.json({"rows": len(frame), "levels": facts, "out": str(out)})
+    show(printer, facts, schema.target)
+    if not printer.to_stderr:
+        printer.say(f"{len(frame):,} rows in {out}")
+
+
+def truth(frame: pd.DataFrame, target: str) -> FloatArray:
+    """The target (m,) where the table has it, NaN elsewhere."""
+    if target not in frame.columns:
+        return np.full(len(frame), np.nan)
+    return np.asarray(pd.to_numeric(frame[target], errors="coerce"), dtype=np.float64)
+
+
+def measure(ends: FloatArray, levels: list[float], y: FloatArray) -> list[dict[str, Any]]:
+    """For each level the mean and median width of intervals (m, 2, L), the share of infinite ones, and the coverage."""
+    from fullconformal import metrics
+
+    facts, known = [], np.isfinite(y)
+    for k, level in enumerate(levels):
+        at = ends[:, :, k]
+        finite = np.isfinite(at).all(axis=1)
+        fact: dict[str, Any] = {"confidence_level": level, "infinite": float(np.isinf(at).any(axis=1).mean())}
+        fact["mean_width"] = metrics.mean_width(at[finite]).value if finite.any() else None
+        fact["median_width"] = metrics.median_width(at[finite]).value if finite.any() else None
+        if known.any():
+            covered = metrics.interval_coverage(at[known], y[known])
+            fact |= {"coverage": covered.value, "coverage_se": covered.se, "labelled_rows": int(known.sum())}
+        facts.append(fact)
+    return facts
+
+
+def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
+    """Print the facts as a table."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    covered = "coverage" in facts[0]
+    for head in ("confidence", "mean width", "median width", "infinite", *["coverage"] * covered):
+        table.add_column(head, justify="right", no_wrap=True)
+    for fact in facts:
+        widths = [fact["mean_width"], fact["median_width"]]
+        cells = [f"{fact['confidence_level']:.4g}", *("–" if width is None else f"{width:.4g}" for width in widths)]
+        cells.append(f"{fact['infinite']:.1%}")
+        if covered:
+            cells.append(f"{fact['coverage']:.1%} ± {fact['coverage_se']:.1%}")
+        table.add_row(*cells)
+    printer.say(table)
+    if covered:
+        rows = facts[0]["labelled_rows"]
+        printer.say(f"\ncoverage: share of the intervals that hold {target!r}, of {rows:,} rows where it is known")
+
+
+def facts_of(reg: Any, notes: dict[str, Any]) -> dict[str, Any]:
+    """What is known about a regressor, as JSON."""
+    from fullconformal.models.requirements import split_pipeline
+
+    final = split_pipeline(reg.estimator)[1]
+    facts: dict[str, Any] = {
+        "predictor": type(reg).__name__,
+        "model": "ridge regression (built-in)" if final is None else " ".join(repr(final).split()),
+        "confidence_level": reg.confidence_level,
+        "class_conditional": False,
+        "classes": [],
+        "method": f"{reg.display_name}; guarantee {reg.guarantee_.word}",
+        "points": reg.n_samples_fit_,
+    }
+    return facts | {key: notes[key] for key in ("table", "source") if key in notes}
+
+
+def report(
+    reg: Any, schema: Schema, notes: dict[str, Any], table: Path, out: Path, title: str, sep: str | None, drop_missing: bool,
+    printer: Printer,
+) -> None:  # fmt: skip
+    """Write the page about intervals of labelled rows."""
+    frame = tables.read_new(table, reg, schema, sep=sep)
+    frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
+    y = numbers_of(frame, schema.target)
+    with printer.warnings_as_notes():
+        reg.report(tables.objects_of(frame, reg, schema, notes, printer), y, out, title=title)
+    printer.say(f"{len(y):,} rows in {out.resolve()} ({tables.file_size(out)}): open it in a browser")
+
+
+def compare(asked: Asked, model: str, confidence: tuple[float, ...], test_size: float, printer: Printer) -> Any:
+    """Fit regressors to one part of a table and measure them on the rest."""
+    schema, objects, numbers = read_training(asked, printer)
+    table, seed = asked.table, asked.seed
+
+    from sklearn.model_selection import train_test_split
+
+    from fullconformal import compare as compare_methods
+
+    X, X_test, y, y_test = train_test_split(objects, numbers, test_size=test_size, random_state=seed)
+    printer.say(f"{table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict\n")
+    estimator = make_regressor(model, schema, seed)
+    with printer.warnings_as_notes():
+        return compare_methods(
+            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
+            verbose=printer.verbose,
+        )  # fmt: skip
