@@ -108,7 +108,7 @@ def check_one_by_one(transformers: Pipeline, X: Any, inputs: Any) -> None:
     if alone.shape[1:] != inputs.shape[1:] or not np.allclose(alone, inputs[:1], rtol=1e-4, atol=near):
         raise ValueError(
             "a transformer of the Pipeline gives another result for an object by itself than beside others: it is random, or "
-            "computes with all of them (as a FunctionTransformer that subtracts a mean). Let it learn such numbers in fit, as StandardScaler does."
+            "computes with all of them (as a FunctionTransformer that subtracts a mean). Let it learn them in fit, as StandardScaler does."
         )
 
 
