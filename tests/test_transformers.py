@@ -32,7 +32,7 @@ from sklearn.preprocessing import (
     TargetEncoder,
 )
 
-from fullconformal import ConformalWarning, FullConformalClassifier, load
+from fullconformal import ConformalWarning, FullConformalClassifier, compare, load
 from fullconformal.models import KernelDensityClassifier
 from fullconformal.models.objects import dense, joined, take
 from fullconformal.models.transformers import Transformers, is_fixed, needs_labels
@@ -354,3 +354,15 @@ def test_nobody_waits_in_silence(capsys):
     assert capsys.readouterr().err == "p-values: about 2.1 minutes\n"
     with progress_bar("p-values", 0) as progress:
         assert progress is None
+
+
+def test_the_guarantee_is_shown():
+    X, y, _ = numbers()
+    pipe = make_pipeline(StandardScaler(), KNN)
+    bag, fixed = (FullConformalClassifier(pipe, transformers=kind) for kind in ("bag", "fixed"))
+    assert "guarantee" not in repr(bag)
+    found = compare({"bag": bag, "fixed": fixed}, X[:30], y[:30], X[30:], y[30:], levels=[0.8])
+    assert found.guarantees == {"bag": "exact", "fixed": "approximate"} and "approximate" in str(found)
+    assert repr(bag.fit(X, y)).endswith("# guarantee: exact")
+    assert repr(fixed.fit(X, y)).endswith("# guarantee: approximate")
+    assert fixed.notes()[0].startswith("! The transformers were fitted to the training objects only")

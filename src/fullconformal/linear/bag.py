@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,16 @@ class LinearBag:
     def __post_init__(self) -> None:
         if self.X.dtype != torch.float64:
             raise ValueError(f"X has dtype {self.X.dtype}; the bounds need float64: pass X.double()")
+
+    def scaled(self, scales: Tensor) -> LinearBag:
+        """The bag with penalties Λ s² for scales s (d,): that of columns X/s, up to the weights' units.
+
+        Sums of products, and how to compute them, are those of the same columns; the fit starts from that of this bag.
+        """
+        new = replace(self, penalty=self.penalty * scales**2, start=self.base.theta)
+        kept = ("coupling", "largest", "free", "white", "_products", "precision")
+        vars(new).update({name: getattr(self, name) for name in kept})
+        return new
 
     @property
     def K(self) -> int:

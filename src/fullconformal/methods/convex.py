@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -131,6 +131,15 @@ class FittedSymmetric(FittedProblem):
                 ConformalWarning,
                 stacklevel=4,
             )
+
+    def rescaled(self, scales: FloatArray) -> Self | None:
+        """The same with columns divided by scales (d,): other penalties, where an intercept is free to absorb the columns' places."""
+        bag, d = self.bag, len(scales)
+        intercept = bag.X.shape[1] == d + 1 and float(bag.penalty[d]) == 0 and bool((bag.X[:, d] == 1).all())
+        if self.regression.span is not None or not intercept:
+            return None
+        factors = torch.cat([torch.as_tensor(scales), torch.ones(1, dtype=torch.float64)]).to(bag.X.device)
+        return type(self)(self.problem, replace(self.regression, bag=bag.scaled(factors)), self.memory)
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         x = self.objects(X).repeat_interleave(self.n_classes, 0)

@@ -139,11 +139,27 @@ class FittedInBag(Fitted):
 
     def _of_group(self, group: Group, scaled: bool) -> Iterator[Asked]:
         """The objects of a group, together where the method can be told of scales or there are none."""
-        if scaled and group.scales is not None and (fitted := self._fit(transformed(group.points))).takes_scales:
-            yield Asked(group.rows.tolist(), fitted, transformed(group.objects), group.scales)
-            return
+        if scaled and group.scales is not None:
+            fitted, objects = self._fit(transformed(group.points)), transformed(group.objects)
+            if fitted.takes_scales:
+                yield Asked(group.rows.tolist(), fitted, objects, group.scales)
+                return
+            if fitted.rescaled(group.scales[0]) is not None:
+                yield from self._one_by_one(group, fitted, objects)
+                return
         for one in group.apart():
             yield Asked(one.rows.tolist(), self._fit(transformed(one.points)), transformed(one.objects))
+
+    def _one_by_one(self, group: Group, fitted: Fitted, objects: Any) -> Iterator[Asked]:
+        """The objects of a group, each with the fit rescaled by its scales; those that scale nothing together."""
+        scales = np.asarray(group.scales)
+        same = (scales == 1).all(1)
+        if same.any():
+            yield Asked(group.rows[same].tolist(), fitted, objects[same])
+        for r in np.flatnonzero(~same).tolist():
+            own = fitted.rescaled(scales[r])
+            if own is not None:
+                yield Asked([int(group.rows[r])], own, objects[r : r + 1])
 
     def _fit(self, points: Any) -> Fitted:
         """The method fitted to the training objects as transformers gave them, (n, ...)."""

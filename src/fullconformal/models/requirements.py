@@ -107,9 +107,8 @@ def check_one_by_one(transformers: Pipeline, X: Any, inputs: Any) -> None:
     near = 1e-4 * float(np.abs(inputs).max(initial=0.0))
     if alone.shape[1:] != inputs.shape[1:] or not np.allclose(alone, inputs[:1], rtol=1e-4, atol=near):
         raise ValueError(
-            "a transformer of the Pipeline gives another result for an object by itself than beside others: it is random, or computes "
-            "with the whole batch (as a FunctionTransformer that subtracts a mean). Let it learn such numbers in fit, as StandardScaler "
-            "does."
+            "a transformer of the Pipeline gives another result for an object by itself than beside others: it is random, or "
+            "computes with all of them (as a FunctionTransformer that subtracts a mean). Let it learn them in fit, as StandardScaler does."
         )
 
 
