@@ -64,8 +64,10 @@ class Steps:
         nested = self._nested() if self.weight is None and self.own is None else np.zeros(len(self), dtype=bool)
         for k, level in enumerate(levels.ravel()):
             out[nested, :, k] = self._by_rank(nested, 1 - float(level))
-            for row in np.flatnonzero(~nested).tolist():
-                union = self._line(row).union(float(level))
+        for row in np.flatnonzero(~nested).tolist():
+            line = self._line(row)
+            for k, level in enumerate(levels.ravel()):
+                union = line.union(float(level))
                 out[row, :, k] = (union[0, 0], union[-1, 1]) if len(union) else np.nan
         return out if levels.ndim else out[:, :, 0]
 
