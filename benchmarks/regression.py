@@ -68,7 +68,7 @@ def beside_floor(n: int, d: int, m: int) -> list[str]:
 
 
 def beside_online_cp(n: int, d: int, m: int) -> str:
-    """How many times faster than online-cp's ridge regression; it predicts objects one by one."""
+    """How many times slower online-cp's ridge regression is; it predicts objects one by one, an interval of two one-sided ends."""
     if importlib.util.find_spec("online_cp") is None:
         return "online-cp is not installed"
     from online_cp import ConformalRidgeRegressor  # type: ignore[import-not-found]

@@ -17,7 +17,7 @@ from fullconformal import FullConformalRegressor
 
 LEVELS = (0.05, 0.1, 0.2)
 # (n, d) and how many bags.
-SIZES = [(30, 5, 900), (40, 60, 600), (200, 10, 500)]
+SIZES = [(30, 5, 600), (40, 60, 400), (200, 10, 300)]
 
 
 def noise(kind, rng, X):
@@ -59,7 +59,7 @@ MODELS = {
     "least squares": (LinearRegression(), SIZES),
     "chosen penalty": (RidgeCV(alphas=(0.1, 1.0, 10.0)), SIZES),
     "kernel ridge": (KernelRidge(alpha=1.0, kernel="rbf", gamma=0.1), SIZES),
-    "lasso": (Lasso(alpha=0.2), [(30, 5, 600), (40, 60, 200)]),
+    "lasso": (Lasso(alpha=0.2), [(30, 5, 450), (40, 60, 150)]),
     "k-NN": (KNeighborsRegressor(3), SIZES),
 }
 

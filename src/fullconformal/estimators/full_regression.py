@@ -27,8 +27,8 @@ from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit
 from fullconformal.methods.audit_regression import audit_regression
 from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod, Values
-from fullconformal.methods.ridge import L2_RIDGE
 from fullconformal.methods.select_regression import METHODS, select_regression
 from fullconformal.models.requirements import check_instance, fit_transformer, split_pipeline, transform
 from fullconformal.runtime.tasks import progress_bar
@@ -326,7 +326,7 @@ class FullConformalRegressor(ConformalRegressor):
                 "an audit refits models of scikit-learn's; of a module fit copies by hand, or take MLPRegressor."
             )
         if model is None:
-            model = Ridge(alpha=n * (L2_RIDGE if self.l2 is None else self.l2))
+            model = Ridge(alpha=n * (L2_LINEAR if self.l2 is None else self.l2))
         rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme]
         with progress_bar("refits", bool(self.verbose)) as progress:
             return audit_regression(

@@ -80,12 +80,8 @@ def labels(y: Any) -> Any:
     return y
 
 
-# A quantity of so few whole values is rare, and labels written as numbers are not.
-FEW_VALUES = 10
-
-
-def targets(y: Any) -> Any:
-    """Numbers (n,) as float64, all finite; words are refused, and whole numbers of few values are asked about."""
+def targets(y: Any, few: int = 10) -> Any:
+    """Numbers (n,) as float64, all finite; words are refused, and whole numbers of few values are asked about: labels are often such."""
     # scikit-learn raises its own error for this.
     if y is None:
         return y
@@ -113,9 +109,9 @@ def targets(y: Any) -> Any:
             f"y is NaN or infinite at {bad.sum()} of its {len(numbers)} places, the first at {int(bad.argmax())} (counted from 0); "
             "leave such points out."
         )
-    if given.dtype.kind in "biu" and len(numbers) > 2 * FEW_VALUES:
+    if given.dtype.kind in "biu" and len(numbers) > 2 * few:
         values = np.unique(numbers)
-        if len(values) <= FEW_VALUES:
+        if len(values) <= few:
             warnings.warn(
                 f"y has {len(values)} distinct whole numbers only. If they are labels, take FullConformalClassifier; if they are "
                 "quantities, give y.astype(float).",

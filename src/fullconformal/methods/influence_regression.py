@@ -26,7 +26,6 @@ from fullconformal.methods.base import Config, FloatArray
 from fullconformal.methods.fitting import L2_NETWORK, fit_foreign, to_device
 from fullconformal.methods.influence import choice_of
 from fullconformal.methods.regression import (
-    PRODUCT,
     Comparison,
     Figures,
     FittedRegression,
@@ -96,7 +95,7 @@ class FittedTangent(FittedRegression):
         size = np.where(wrong, np.inf, np.abs(self.residual))
         rounding = tie * float(np.abs(self.residual).max(initial=0.0)), tie
         signs, share = np.where(self.residual < 0, -1.0, 1.0), np.where(wrong, 1.0, 1 - self.leverage)
-        for at in blocks(X, self.n, query.progress, PRODUCT):
+        for at in blocks(X, self.n, query.progress, many=True):
             own = self._half(self._inputs(X[at]))
             rows = [own @ self._training(part).T for part in self._portions()]
             pairs = torch.cat(rows, 1).double().cpu().numpy() * signs

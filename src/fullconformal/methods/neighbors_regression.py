@@ -23,7 +23,6 @@ from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
 EPS = float(np.finfo(np.float64).eps)
-ORDERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0}
 
 
 @savable
@@ -133,7 +132,7 @@ class NeighborsRegression(RegressionMethod):
         X, y, model = np.asarray(bag.X, dtype=np.float64), bag.y, self.model
         # Which checks its own parameters.
         fitted = clone(model).fit(X, y)
-        orders = {**ORDERS, "minkowski": float(model.p)}
+        orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
         if model.weights != "uniform" or model.metric not in orders or orders[model.metric] < 1:
             raise ValueError(
                 f"estimator=KNeighborsRegressor(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not supported; "

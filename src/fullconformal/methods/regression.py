@@ -16,9 +16,6 @@ from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
 
-# Numbers in an array of a block of objects: large enough for matrix products, and small enough to stay in the cache.
-PRODUCT, CACHED = 2**22, 2**17
-
 
 @savable
 @dataclass(frozen=True)
@@ -133,9 +130,14 @@ def saved_bag(state: dict[str, Any]) -> Values:
     return bag
 
 
-def blocks(X: Any, n: int, progress: Progress | None, size: int = CACHED) -> Iterator[slice]:
-    """Slices of objects X (m, ...), in blocks of so many numbers for n training points."""
-    step = max(1, size // max(n, 1))
+def rows_in_cache(n: int) -> int:
+    """How many rows of n numbers stay in the cache together."""
+    return max(1, 2**17 // max(n, 1))
+
+
+def blocks(X: Any, n: int, progress: Progress | None, many: bool = False) -> Iterator[slice]:
+    """Slices of objects X (m, ...), as many as stay in the cache with n training points; or so many that products of matrices are fast."""
+    step = rows_in_cache(n) * (32 if many else 1)
     for start in range(0, len(X), step):
         yield slice(start, min(start + step, len(X)))
         if progress is not None:

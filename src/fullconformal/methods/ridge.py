@@ -18,9 +18,8 @@ from fullconformal.guarantees import APPROXIMATE, EXACT
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.linear.ridge import KernelRidge, Lines, Ridge
 from fullconformal.methods.base import Config, FloatArray
+from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import (
-    CACHED,
-    PRODUCT,
     Comparison,
     Figures,
     FittedRegression,
@@ -29,13 +28,11 @@ from fullconformal.methods.regression import (
     blocks,
     distribution_of,
     just_below,
+    rows_in_cache,
     saved_bag,
     steps_of,
 )
 from fullconformal.storage import StorageError, expect, require, savable
-
-# λ of the built-in regression.
-L2_RIDGE = 1e-3
 
 
 @savable
@@ -54,8 +51,8 @@ class FittedRidge(FittedRegression):
 
     def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X, dtype=np.float64)
-        step = max(1, CACHED // self.n)
-        for at in blocks(X, self.n, query.progress, PRODUCT):
+        step = rows_in_cache(self.n)
+        for at in blocks(X, self.n, query.progress, many=True):
             for k, lines in enumerate(self.fit.lines(X[at], query.q, step)):
                 start = at.start + k * step
                 yield slice(start, start + len(lines.centre)), lines
@@ -128,7 +125,7 @@ class FittedKernel(FittedRegression):
 
     def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X, dtype=np.float64)
-        for at in blocks(X, self.n, query.progress, PRODUCT):
+        for at in blocks(X, self.n, query.progress, many=True):
             own = own_kernel(self.model, X[at])
             yield at, self.fit.lines(kernel(self.model, X[at], self.bag.X), own, query.q)
 
@@ -266,7 +263,7 @@ class RidgeRegression(RegressionMethod):
         if isinstance(model, (KernelRidgeModel, GaussianProcessRegressor)):
             return self._fit_kernel(Values(X, y), config)
         if model is None:
-            return FittedRidge(bag, Ridge.fit(X, y, len(y) * (L2_RIDGE if config.l2 is None else config.l2)))
+            return FittedRidge(bag, Ridge.fit(X, y, len(y) * (L2_LINEAR if config.l2 is None else config.l2)))
         if isinstance(model, LinearRegression):
             return FittedRidge(bag, Ridge.fit(X, y, 0.0, model.fit_intercept))
         if isinstance(model, RidgeCV):
