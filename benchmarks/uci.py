@@ -131,9 +131,10 @@ def measure(reg: Any, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarr
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """What is stored of a table."""
+    """What is stored of a table, each fold of a method once: two runs at a time may store it twice."""
     path = RESULTS / f"uci-{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    stored = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list({(row["method"], row["seed"], row["fold"]): row for row in stored}.values())
 
 
 def run(name: str, folder: Path, methods: list[str], seeds: int) -> None:

@@ -377,6 +377,27 @@ def test_groups_are_compared_with_their_own_points(kind, minmax):
         reg.predict_interval(objects, groups=of_objects[:3])
 
 
+@few_points
+@pytest.mark.parametrize("kind", ["own", "minmax"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_intervals_by_one_score_are_those_of_the_step_functions(kind, grouped):
+    """Empty intervals of CQR, groups without points and infinite levels included."""
+    X, y, objects, _ = data(80)
+    if kind == "own":
+        reg = SplitConformalRegressor(conformity_score="cqr", confidence_level=0.8, random_state=0)
+    else:
+        reg = JackknifePlusRegressor(minmax=True)
+    reg.fit(X, y, groups=np.where(X[:, 0] > 0, "up", "down") if grouped else None)
+    names = np.where(objects[:, 0] > 1, "far", np.where(objects[:, 0] > 0, "up", "down"))
+    options = {"groups": names} if grouped else {}
+    levels = np.array([0.02, 0.1, 0.5, 0.8, 0.9, 0.99])
+    slow = np.concatenate([steps.interval(levels) for steps in reg.predict_steps(objects, **options)])
+    found = reg.predict_interval(objects, levels, **options)
+    assert np.array_equal(found, slow, equal_nan=True)
+    assert np.isinf(found).any() and np.isnan(found).any() == (kind == "own")
+    assert np.array_equal(reg.predict_interval(objects, 0.8, **options), found[:, :, 3], equal_nan=True)
+
+
 def test_a_small_group_is_warned_of():
     X, y, _, _ = data(60)
     with pytest.warns(ConformalWarning, match=r"group 'few'"):

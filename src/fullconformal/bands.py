@@ -53,7 +53,7 @@ class Band:
         return np.asarray(np.maximum(self.lower - y[:, None], y[:, None] - self.upper) / self.scale)
 
     def pieces(self, t: FloatArray, model: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper ends (m, n) of {y : score ≤ t_i} for n thresholds, each by its model (n,); inf at both ends of an empty set.
+        """Ends (m, n) of {y : score ≤ t_i} for n thresholds, (n,) or (m, n), each by its model (n,); inf at both ends of an empty set.
 
         Ends are moved outwards by the rounding of predictions, which differs from batch to batch, and of scores: a number that equals an
         end is inside, so that ties count upwards.

@@ -142,6 +142,25 @@ class CalibratedBands:
                 lower, upper = one_inside_the_other(lower, upper)
             yield Steps(lower, upper, total)
 
+    def intervals(self, X: Any, group: IntArray | None, levels: FloatArray) -> FloatArray:
+        """Intervals (m, 2, L) of objects X (m, ...), not by the rule "plus": a score decides the pieces of all objects at once.
+
+        It takes milliseconds where thousands of points calibrate and thousands of objects are asked for, and `steps` seconds.
+        """
+        out = []
+        for rows, band in self.blocks(X):
+            band = band.hull() if self.rule == "minmax" else band
+            of = np.zeros(len(band.lower), dtype=np.int64) if group is None else group[rows]
+            t = np.full((len(of), len(levels)), np.inf)
+            for k in np.unique(of[of >= 0]):
+                scores = self.score if self.group is None else self.score[self.group == k]
+                rays = Steps(np.full((1, len(scores)), -np.inf), scores[None], np.array([float(len(scores))]))
+                t[of == k] = rays.interval(levels)[0, 1]
+            out.append(np.stack(band.pieces(t, np.zeros(len(levels), dtype=np.int64)), axis=1))
+        ends = np.concatenate(out)
+        ends[np.broadcast_to(ends[:, :1] == np.inf, ends.shape)] = np.nan
+        return ends
+
     def smallest(self) -> tuple[int, str]:
         """How many points calibrate, of the smallest group if there are groups; and what they are called."""
         if self.group is None or self.names is None:

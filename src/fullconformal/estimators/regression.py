@@ -267,18 +267,49 @@ class HeldOutRegressor(ConformalRegressor):
             Their groups, where `fit` was given groups. In a group that no point calibrates every interval is infinite.
         """
         X = self._objects(X)
+        yield from self._calibrated.steps(X, self._groups_of(X, groups))
+
+    def predict_interval(  # type: ignore[override]
+        self, X: Any, confidence_level: float | Sequence[float] | None = None, *, groups: Any = None
+    ) -> FloatArray:
+        """Intervals at one confidence level or several.
+
+        Parameters
+        ----------
+        X : array-like (m, ...)
+            Objects.
+        confidence_level : float or sequence of float, optional
+            One level, or several; the regressor's own where not given.
+        groups : array-like (m,), optional
+            Their groups, where `fit` was given groups.
+
+        Returns
+        -------
+        ndarray (m, 2), or (m, 2, L) for L levels
+            Lower and upper ends; infinite where the level needs more points than calibrate, NaN where an interval is empty.
+        """
+        check_is_fitted(self)
+        options = {} if groups is None else {"groups": groups}
+        if self._calibrated.rule == "plus":
+            return super().predict_interval(X, confidence_level, **options)
+        levels = self._levels(confidence_level, options)
+        X = self._objects(X)
+        found = self._calibrated.intervals(X, self._groups_of(X, groups), np.atleast_1d(levels))
+        return found if levels.ndim else found[:, :, 0]
+
+    def _groups_of(self, X: Any, groups: Any) -> IntArray | None:
+        """Groups of objects as numbers (m,), −1 for one without points; None where there are no groups."""
         names = self._calibrated.names
         if (names is None) != (groups is None):
             told = "was not given groups" if names is None else "was given groups"
             raise ValueError(
                 f"fit {told}; give predictions {'none' if names is None else 'the groups of their objects'}."
             )
-        of_object = None
-        if names is not None:
-            known = {name: k for k, name in enumerate(names.tolist())}
-            given = as_groups(groups, _num_samples(X)).tolist()
-            of_object = np.array([known.get(name, -1) for name in given], dtype=np.int64)
-        yield from self._calibrated.steps(X, of_object)
+        if names is None:
+            return None
+        known = {name: k for k, name in enumerate(names.tolist())}
+        given = as_groups(groups, _num_samples(X)).tolist()
+        return np.array([known.get(name, -1) for name in given], dtype=np.int64)
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
         """Warn where a level needs more points than calibrate: intervals are then infinite."""
