@@ -161,8 +161,11 @@ def page(results: dict[tuple[str, int], dict[str, np.ndarray]], bags: int) -> st
 
 @click.command()
 @click.option("--bags", default=BAGS, show_default=True)
-def main(bags: int) -> None:
+@click.option("--trees", default=FOREST.n_estimators, show_default=True, help="Other numbers are printed only.")
+def main(bags: int, trees: int) -> None:
     torch.set_num_threads(1)
+    usual = FOREST.n_estimators
+    FOREST.set_params(n_estimators=trees)
     results: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -179,7 +182,7 @@ def main(bags: int) -> None:
                     flush=True,
                 )
     print(page(results, bags))
-    if bags >= BAGS:
+    if bags >= BAGS and trees == usual:
         OUT.write_text(page(results, bags), encoding="utf-8")
 
 
