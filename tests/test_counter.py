@@ -19,8 +19,9 @@ from fullconformal.curvature import EKFAC
 from fullconformal.curvature.base import Halves
 from fullconformal.influence.bag import sorted_bag
 from fullconformal.influence.candidates import every_candidate, root_pays
-from fullconformal.influence.counter import _Counter, _Near, direct_counts
+from fullconformal.influence.counter import _Counter, direct_counts
 from fullconformal.influence.direct import direct
+from fullconformal.influence.near import Near
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_scores
 from fullconformal.influence.sources import FromLayers, Kept
@@ -167,7 +168,7 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
     source = Kept(bag, points, X, 0.5)
     made, exact = (source.make(every_candidate(bag, X, 0.5), single) for single in (True, False))
     assert made.single and not exact.single
-    near = _Near(source, made, _Counter(source, None).points, torch.arange(len(made)), 2**20)
+    near = Near(source, made, _Counter(source, None).points, torch.arange(len(made)), 2**20)
     rows, b = points.single
     excess = b[:, None] - made.tau.float() - rows @ made.rows.T
     true = points.b[:, None] - exact.tau - bag.half[points.order] @ exact.rows.T

@@ -37,13 +37,14 @@ def predict(
 
     from fullconformal.cli import outputs, tables
     from fullconformal.cli.schema import check_name, listed
+    from fullconformal.cli.task import is_regressor
     from fullconformal.sets import prediction_sets
 
     tables.check_output(out, predictor, table)
     tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
     clf, schema, notes = tables.load_with_schema(predictor, model)
-    if tables.is_regressor(clf):
+    if is_regressor(clf):
         from fullconformal.cli import regression
 
         regression.predict(clf, schema, notes, table, out, confidence, keep, sep, printer)
@@ -87,9 +88,10 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Describe the saved PREDICTOR: its method, classes, columns and diagnostics."""
     from fullconformal.cli import outputs, tables
     from fullconformal.cli.schema import listed
+    from fullconformal.cli.task import is_regressor
 
     clf, notes = tables.load_predictor(predictor, model)
-    if tables.is_regressor(clf):
+    if is_regressor(clf):
         from fullconformal.cli import regression
 
         facts = regression.facts_of(clf, notes)
@@ -136,12 +138,13 @@ def report(
     Use rows that it was not fitted on.
     """
     from fullconformal.cli import tables
+    from fullconformal.cli.task import is_regressor
 
     tables.check_output(out, predictor, table)
     tables.check_format(out, ".html", ".htm")
     printer = tables.Printer(quiet)
     clf, schema, notes = tables.load_with_schema(predictor, model)
-    if tables.is_regressor(clf):
+    if is_regressor(clf):
         from fullconformal.cli import regression
 
         title = title or f"{predictor.stem} on {table.name}"

@@ -20,18 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 from rich.console import Console
 
-from fullconformal.cli.schema import (
-    MAX_CODES,
-    Schema,
-    TableError,
-    check_name,
-    is_number,
-    is_quantity,
-    listed,
-    stray_words,
-    stripped,
-    unseen_categories,
-)
+from fullconformal.cli.schema import Schema, TableError, check_name, listed, stray_words, stripped, unseen_categories
 from fullconformal.runtime.files import check_writable, finished_or_nothing
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
@@ -279,33 +268,6 @@ def read_training(
     if unused := [name for name in schema.left_out if name not in drop]:
         printer.note(f"left out because they are empty or number the rows: {listed(unused)}.")
     return schema, schema.objects(frame), y
-
-
-def is_quantity_wanted(table: Path, target: str | None, task: str, sep: str | None, printer: Printer) -> bool:
-    """Whether the target of a table is to be predicted as a quantity; says why if that was not asked for."""
-    # A pipe can be read only once.
-    if task != "auto" or target is None or not table.is_file():
-        return task == "regression"
-    frame = read_table(table, (), sep)
-    if target not in frame.columns or not is_number(frame[target]):
-        return False
-    values = frame[target].dropna()
-    distinct = values.nunique()
-    if is_quantity(values):
-        printer.say(
-            f"{target!r} holds {distinct:,} different numbers, a quantity: a regression (--task classification: classes)"
-        )
-        return True
-    if distinct > MAX_CODES:
-        printer.note(
-            f"{target!r} holds {distinct} whole numbers, taken for classes; --task regression takes them for a quantity."
-        )
-    return False
-
-
-def is_regressor(predictor: Any) -> bool:
-    """Whether a loaded predictor gives intervals."""
-    return hasattr(predictor, "predict_interval")
 
 
 def load_predictor(path: Path, factory: str | None) -> tuple[Any, dict[str, Any]]:

@@ -42,11 +42,12 @@ def fit(
     """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
     from fullconformal.cli import tables
     from fullconformal.cli.schema import listed
+    from fullconformal.cli.task import is_quantity_wanted
 
     tables.check_output(out, table)
     model = checked_model(model)
     printer = tables.Printer(quiet, as_json)
-    if tables.is_quantity_wanted(table, target, task, sep, printer):
+    if is_quantity_wanted(table, target, task, sep, printer):
         from fullconformal.cli import regression
 
         asked = regression.Asked(table, target, drop, categorical, sep, drop_missing, seed)
@@ -123,13 +124,14 @@ def compare(
     `fullconformal compare digits` uses the images of digits that come with scikit-learn.
     """
     from fullconformal.cli import tables
+    from fullconformal.cli.task import is_quantity_wanted
 
     model = checked_model(model)
     if out is not None:
         tables.check_output(out, table)
         tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
-    if target is not None and tables.is_quantity_wanted(table, target, task, sep, printer):
+    if target is not None and is_quantity_wanted(table, target, task, sep, printer):
         from fullconformal.cli import regression
 
         asked = regression.Asked(table, target, drop, categorical, sep, drop_missing, seed)

@@ -22,29 +22,23 @@ exceeds that and the tie tolerance is decided, and the few pairs that do not are
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fullconformal.influence.bag import sorted_bag
-from fullconformal.influence.candidates import TINY, UNIT, Candidates, every_candidate, solved_one_by_one
+from fullconformal.influence.candidates import Candidates, every_candidate
+from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.sources import Source, Top, source_of
+from fullconformal.influence.tiles import Points, cut, from_there_on
 from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.runtime.tasks import Progress
 
-# Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
-TILE = {"cpu": (128, 3e6), "cuda": (2048, 1e10)}
-COUNTED = 32  # operations that it takes to count a pair besides its product
 FETCH = 8  # what gathering a point's row costs, in products with it
 AGAIN = 64  # one pair in so many may be formed again in float64; where they are more, all products are formed in it
 PAIR = 160  # bytes that a pair takes while it is counted, at most
-CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
-Index = npt.NDArray[np.int64]
 
 
 @torch.no_grad()
@@ -71,26 +65,6 @@ def direct_counts(
     return Counts(greater, equal, counter.formed / max(1, len(bag) * counter.total.shape[1]), counter.solved)
 
 
-class _Points(NamedTuple):
-    """Points whose rows are at hand, in the order of the bag, (n,) each; `beyond` is the weight from each point on, (n + 1,)."""
-
-    b: Tensor
-    order: Tensor
-    slack: Tensor
-    sigma: Tensor
-    weight: Tensor | None
-    beyond: Tensor
-
-
-class _Tiles(NamedTuple):
-    """Candidates in the order of their tiles, (k,); of each tile the number of candidates, the first point and the one after the last."""
-
-    order: Index
-    size: Index
-    first: Index
-    last: Index
-
-
 class _Counter:
     """Weight above and tied with candidates, total (2, m·C), of the points of a bag, which may have weights (n,)."""
 
@@ -101,7 +75,7 @@ class _Counter:
         size = len(source.X) * self.prepared.problem.n_classes
         self.total = torch.zeros(2, size, dtype=torch.float64, device=device)
         weight = None if weight is None else weight.to(device, torch.float64)[bag.order]
-        self.points = _Points(bag.b, bag.order, bag.slack, bag.sigma, weight, _from_there_on(bag.b, weight))
+        self.points = Points(bag.b, bag.order, bag.slack, bag.sigma, weight, from_there_on(bag.b, weight))
 
     def count(self, found: Candidates, progress: Progress | None) -> None:
         """Count all candidates."""
@@ -124,7 +98,7 @@ class _Counter:
                 mine, lows, highs = (v[highs > lows] for v in (left, lows, highs))
                 b, order, slack, sigma = (v[index] for v in points[:4])
                 weight = None if points.weight is None else points.weight[index]
-                points = _Points(b, order, slack, sigma, weight, _from_there_on(b, weight))
+                points = Points(b, order, slack, sigma, weight, from_there_on(b, weight))
             source.hold(index)
             for at, *ends in zip(*(v.split(source.room) for v in (mine, lows, highs)), strict=True):
                 if not self._count_some(found[at], ends[0], ends[1], points, index, single=True):
@@ -146,7 +120,7 @@ class _Counter:
         return left[~covered]
 
     def _count_some(
-        self, found: Candidates, low: Tensor, high: Tensor, points: _Points, index: Tensor | None, single: bool
+        self, found: Candidates, low: Tensor, high: Tensor, points: Points, index: Tensor | None, single: bool
     ) -> bool:
         """Count candidates, of which ranges low … high (k,) hold what is needed, among the points at some places of the bag, or all.
 
@@ -186,16 +160,16 @@ class _Counter:
         needed = (ends.cumsum(0) > 0).nonzero()[:, 0]
         return list(needed.split(self.source.portion)) if len(needed) else []
 
-    def _meet(self, source: Source, made: Candidates, low: Tensor, high: Tensor, points: _Points) -> bool:
+    def _meet(self, source: Source, made: Candidates, low: Tensor, high: Tensor, points: Points) -> bool:
         """Count the points in the ranges low … high (k,) of candidates, tile by tile; False where too many are left to float64."""
         single, p, device = made.single, self.prepared.problem.p, low.device
-        tiles = _cut(low, high, self._class(made), p, 0 if single else FETCH)
+        tiles = cut(low, high, self._class(made), p, 0 if single else FETCH)
         if not len(tiles.size):
             return True
         order = torch.as_tensor(tiles.order, device=device)
         first = torch.as_tensor(np.repeat(tiles.first, tiles.size), device=device)
         below = torch.zeros(len(order), dtype=torch.int32 if points.weight is None else torch.float64, device=device)
-        near = _Near(source, made, points, order, room := self.prepared.memory // 16 // PAIR)
+        near = Near(source, made, points, order, room := self.prepared.memory // 16 // PAIR)
         most = near.largest(tiles)
         dtype = torch.float32 if single else made.tau.dtype
         tau, s_hat = made.tau[order].to(dtype), made.influence[order]
@@ -209,7 +183,7 @@ class _Counter:
                 excess = scores[i, None] - tau[c]
                 source.subtract(excess, source.rows(i, single), rows, points.sigma[i], s_hat[c])
                 below[c] += _below(excess, None if points.weight is None else points.weight[i])
-                near.look(_Met(c, i, excess, excess.abs(), least))
+                near.look(Met(c, i, excess, excess.abs(), least))
                 pairs += excess.numel()
                 if single and near.count > max(room, pairs) // AGAIN + 2**12:
                     return False
@@ -222,114 +196,6 @@ class _Counter:
         return True
 
 
-class _Met(NamedTuple):
-    """Candidates and points that met, by their places, their α − τ and its distance from 0 (points, k); none below `least` is decided."""
-
-    candidates: slice
-    points: slice
-    excess: Tensor
-    distance: Tensor
-    least: float
-
-
-class _Near:
-    """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
-
-    def __init__(self, source: Source, made: Candidates, points: _Points, order: Tensor, room: int):
-        """Candidates meet in some order (k,); there is room for so many pairs."""
-        self.source, self.made, self.points, self.order, self.room = source, made, points, order, room
-        self.prepared, self.own = source.prepared, source.own(made)
-        self.column = made.x * self.prepared.problem.n_classes + made.y
-        self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)
-        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.count = self.held = 0
-        # A GPU would wait for every answer, so it is asked about many tiles at once.
-        self.met: list[_Met] = []
-        self.waiting, self.patience = 0, room if made.x.is_cuda else 0
-        p, rho = self.prepared.problem.p, made.rho
-        of_score, of_product, of_point = self.own, source.error * rho, points.slack
-        if made.single:
-            of_score = self.own + 2 * UNIT * made.tau.abs() + p * TINY * (1 + rho)
-            of_product = UNIT * (2 * p + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
-            of_point = points.slack + 2 * UNIT * points.b.abs()
-        dtype = torch.float32 if made.single else made.tau.dtype
-        #: what |α − τ| must exceed to decide is the sum of the first and the last, and the second times σ
-        self.of_score, self.of_product, self.of_point, self.sigma = (
-            v.to(dtype) for v in (1.02 * of_score[order], 1.02 * of_product[order], 1.02 * of_point, points.sigma)
-        )
-
-    def largest(self, tiles: _Tiles) -> npt.NDArray[np.float64]:
-        """The largest bound (tiles,) of the pairs of each tile, of candidates in the order of the tiles."""
-        starts = np.cumsum(tiles.size) - tiles.size
-        score, product = (
-            np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (self.of_score, self.of_product)
-        )
-        last = torch.as_tensor(tiles.last - 1, device=self.of_score.device)
-        point, sigma = (v.cummax(0).values[last].double().cpu().numpy() for v in (self.of_point, self.sigma))
-        return np.asarray(score + product * sigma + point) * (1 + 2.0**-20)
-
-    def look(self, met: _Met) -> None:
-        """Look for near pairs among those that met, now or with those to come."""
-        self.met.append(met)
-        self.waiting += met.excess.numel()
-        if self.waiting > self.patience:
-            self.look_again()
-
-    def look_again(self) -> None:
-        """Keep the near pairs of all that wait."""
-        if not self.met:
-            return
-        closest = torch.stack([met.distance.amin() for met in self.met]).tolist()
-        for (c, i, excess, distance, least), distance_of_closest in zip(self.met, closest, strict=True):
-            if distance_of_closest > least:
-                continue
-            bound = torch.addcmul(self.of_point[i, None] + self.of_score[c], self.sigma[i, None], self.of_product[c])
-            at, column = (~(distance > bound)).nonzero(as_tuple=True)
-            self.add(self.order[c][column], at + i.start, excess[at, column])
-            if self.held > self.room:
-                self.settle()
-        self.met, self.waiting = [], 0
-
-    def add(self, c: Tensor, i: Tensor, excess: Tensor) -> None:
-        """Keep pairs of candidates and points with their α − τ."""
-        self.pairs.append((c, i, excess))
-        self.count += len(c)
-        self.held += len(c)
-
-    def settle(self) -> None:
-        """Count what is kept, ties apart, in place of the signs that were counted."""
-        if not self.held:
-            return
-        points, step = self.points, max(1, self.prepared.memory // 16 // (4 * self.prepared.problem.p * 8))
-        for c, i, excess in zip(*(torch.cat(v).split(step) for v in zip(*self.pairs, strict=True)), strict=True):
-            counted, own = ~excess.signbit(), self.own[c]
-            if self.made.single:
-                excess, own = self._again(c, i)
-            tolerance = own + points.slack[i] + self.source.error * points.sigma[i] * self.made.rho[c]
-            above, not_below = excess > tolerance, excess >= -tolerance
-            parts = torch.stack([above.double() - counted.double(), (not_below & ~above).double()])
-            self.counts.index_add_(1, c, parts if points.weight is None else parts * points.weight[i])
-        self.pairs, self.held = [], 0
-
-    def _again(self, c: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
-        """α − τ and the rounding granted to τ, (pairs,), of candidates c with points i, in the problem's precision."""
-        (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
-        exact = solved_one_by_one(self.prepared, self.source.X, self.made[which], self.source.q, single=False)
-        assert exact.rows is not None
-        half, tau = self.prepared.half_rows(self.points.order[whom]), exact.tau[row]
-        k, step = torch.empty_like(tau), max(1, CACHE // half.shape[1])
-        for out, *at in zip(*(v.split(step) for v in (k, row, column)), strict=True):
-            torch.linalg.vecdot(exact.rows[at[0]], half[at[1]], out=out)
-        return self.points.b[i] - k - tau, self.source.own(exact)[row]
-
-
-def _from_there_on(b: Tensor, weight: Tensor | None) -> Tensor:
-    """Weight (n + 1,) of the points from each on, none at the end."""
-    if weight is None:
-        return torch.arange(len(b), -1, -1, dtype=torch.float64, device=b.device)
-    return torch.cat([weight, weight.new_zeros(1)]).flip(0).cumsum(0).flip(0)
-
-
 def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
     """Weight (k,) of the points where α − τ (points, k) has a minus sign. On a CPU bits are summed three times faster than truths."""
     if weight is not None:
@@ -338,33 +204,3 @@ def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
         return excess.signbit().sum(0)
     bits = excess.view(torch.int64 if excess.element_size() == 8 else torch.int32)
     return (bits >> (8 * excess.element_size() - 1)).sum(0, dtype=torch.int32).neg_()
-
-
-def _cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> _Tiles:
-    """Tiles of candidates of one class that share much of their ranges low … high (k,); those without points are in none.
-
-    Wide ranges come with wide ones, neighbours with neighbours. Merging two tiles saves a start and the rows that they share, and costs
-    products that neither needs. Of all ways to cut that come of halving again and again the cheapest is found from the bottom up; costs
-    are in products of a candidate with a point. By NumPy, which is quicker to start.
-    """
-    most, operations = TILE.get(low.device.type, TILE["cpu"])
-    start, at = operations / (2 * p + COUNTED), (high > low).nonzero()[:, 0]
-    first, last, kind = (v[at].cpu().numpy() for v in (low, high, label))
-    width = np.frexp((last - first).astype(np.float64))[1] // 2
-    key = np.lexsort((first, width, kind))
-    order, first, last, kind = (v[key] for v in (at.cpu().numpy(), first, last, kind))
-    k, missing = len(order), -len(order) % most
-    # Classes are so far apart that no tile reaches from one to the next; what fills up the last tile has no range.
-    lows = np.concatenate([first + (kind << 40), np.full(missing, 2**60)])
-    highs = np.concatenate([last + (kind << 40), np.full(missing, -(2**60))])
-    least, size = start + (highs - lows).clip(0) * (fetch + 1.0), np.ones(len(lows), dtype=np.int64)
-    for count in (2**j for j in range(1, most.bit_length())):
-        lows, highs = np.minimum(lows[::2], lows[1::2]), np.maximum(highs[::2], highs[1::2])
-        whole, parts = start + (highs - lows).clip(0) * float(fetch + count), least[::2] + least[1::2]
-        size[np.repeat(whole < parts, count)] = count
-        least = np.minimum(whole, parts)
-    begin = np.flatnonzero(np.arange(k) % size[:k] == 0)
-    if not len(begin):
-        return _Tiles(order, begin, begin, begin)
-    sizes = np.diff(begin, append=k)
-    return _Tiles(order, sizes, np.minimum.reduceat(first, begin), np.maximum.reduceat(last, begin))

@@ -1,0 +1,118 @@
+"""Pairs of candidates and points that are too close for their products to tell which is above."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fullconformal.influence.candidates import TINY, UNIT, Candidates, solved_one_by_one
+from fullconformal.influence.sources import Source
+from fullconformal.influence.tiles import Points, Tiles
+
+# bytes that a pair takes while it is counted, at most
+CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
+
+
+class Met(NamedTuple):
+    """Candidates and points that met, by their places, their α − τ and its distance from 0 (points, k); none below `least` is decided."""
+
+    candidates: slice
+    points: slice
+    excess: Tensor
+    distance: Tensor
+    least: float
+
+
+class Near:
+    """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
+
+    def __init__(self, source: Source, made: Candidates, points: Points, order: Tensor, room: int):
+        """Candidates meet in some order (k,); there is room for so many pairs."""
+        self.source, self.made, self.points, self.order, self.room = source, made, points, order, room
+        self.prepared, self.own = source.prepared, source.own(made)
+        self.column = made.x * self.prepared.problem.n_classes + made.y
+        self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.count = self.held = 0
+        # A GPU would wait for every answer, so it is asked about many tiles at once.
+        self.met: list[Met] = []
+        self.waiting, self.patience = 0, room if made.x.is_cuda else 0
+        p, rho = self.prepared.problem.p, made.rho
+        of_score, of_product, of_point = self.own, source.error * rho, points.slack
+        if made.single:
+            of_score = self.own + 2 * UNIT * made.tau.abs() + p * TINY * (1 + rho)
+            of_product = UNIT * (2 * p + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
+            of_point = points.slack + 2 * UNIT * points.b.abs()
+        dtype = torch.float32 if made.single else made.tau.dtype
+        #: what |α − τ| must exceed to decide is the sum of the first and the last, and the second times σ
+        self.of_score, self.of_product, self.of_point, self.sigma = (
+            v.to(dtype) for v in (1.02 * of_score[order], 1.02 * of_product[order], 1.02 * of_point, points.sigma)
+        )
+
+    def largest(self, tiles: Tiles) -> npt.NDArray[np.float64]:
+        """The largest bound (tiles,) of the pairs of each tile, of candidates in the order of the tiles."""
+        starts = np.cumsum(tiles.size) - tiles.size
+        score, product = (
+            np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (self.of_score, self.of_product)
+        )
+        last = torch.as_tensor(tiles.last - 1, device=self.of_score.device)
+        point, sigma = (v.cummax(0).values[last].double().cpu().numpy() for v in (self.of_point, self.sigma))
+        return np.asarray(score + product * sigma + point) * (1 + 2.0**-20)
+
+    def look(self, met: Met) -> None:
+        """Look for near pairs among those that met, now or with those to come."""
+        self.met.append(met)
+        self.waiting += met.excess.numel()
+        if self.waiting > self.patience:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Keep the near pairs of all that wait."""
+        if not self.met:
+            return
+        closest = torch.stack([met.distance.amin() for met in self.met]).tolist()
+        for (c, i, excess, distance, least), distance_of_closest in zip(self.met, closest, strict=True):
+            if distance_of_closest > least:
+                continue
+            bound = torch.addcmul(self.of_point[i, None] + self.of_score[c], self.sigma[i, None], self.of_product[c])
+            at, column = (~(distance > bound)).nonzero(as_tuple=True)
+            self.add(self.order[c][column], at + i.start, excess[at, column])
+            if self.held > self.room:
+                self.settle()
+        self.met, self.waiting = [], 0
+
+    def add(self, c: Tensor, i: Tensor, excess: Tensor) -> None:
+        """Keep pairs of candidates and points with their α − τ."""
+        self.pairs.append((c, i, excess))
+        self.count += len(c)
+        self.held += len(c)
+
+    def settle(self) -> None:
+        """Count what is kept, ties apart, in place of the signs that were counted."""
+        if not self.held:
+            return
+        points, step = self.points, max(1, self.prepared.memory // 16 // (4 * self.prepared.problem.p * 8))
+        for c, i, excess in zip(*(torch.cat(v).split(step) for v in zip(*self.pairs, strict=True)), strict=True):
+            counted, own = ~excess.signbit(), self.own[c]
+            if self.made.single:
+                excess, own = self._again(c, i)
+            tolerance = own + points.slack[i] + self.source.error * points.sigma[i] * self.made.rho[c]
+            above, not_below = excess > tolerance, excess >= -tolerance
+            parts = torch.stack([above.double() - counted.double(), (not_below & ~above).double()])
+            self.counts.index_add_(1, c, parts if points.weight is None else parts * points.weight[i])
+        self.pairs, self.held = [], 0
+
+    def _again(self, c: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        """α − τ and the rounding granted to τ, (pairs,), of candidates c with points i, in the problem's precision."""
+        (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
+        exact = solved_one_by_one(self.prepared, self.source.X, self.made[which], self.source.q, single=False)
+        assert exact.rows is not None
+        half, tau = self.prepared.half_rows(self.points.order[whom]), exact.tau[row]
+        k, step = torch.empty_like(tau), max(1, CACHE // half.shape[1])
+        for out, *at in zip(*(v.split(step) for v in (k, row, column)), strict=True):
+            torch.linalg.vecdot(exact.rows[at[0]], half[at[1]], out=out)
+        return self.points.b[i] - k - tau, self.source.own(exact)[row]
