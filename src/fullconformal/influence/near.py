@@ -13,7 +13,6 @@ from fullconformal.influence.candidates import TINY, UNIT, Candidates, solved_on
 from fullconformal.influence.sources import Source
 from fullconformal.influence.tiles import Points, Tiles
 
-# bytes that a pair takes while it is counted, at most
 CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
 
 
