@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from fullconformal import FullConformalClassifier
 from fullconformal.linear.added import fit_without
 from fullconformal.linear.bag import Change, NoMinimiser, at_points, logits
-from fullconformal.linear.exact import exact_counts
-from fullconformal.linear.hessian import certify, curvature
+from fullconformal.linear.exact import _own_steps, exact_counts
+from fullconformal.linear.hessian import certify, curvature, hessian
 from fullconformal.linear.leave_one_out import bounds, deletion
 from fullconformal.linear.newton import refit
 from fullconformal.losses.relative import probabilities, range_of, residual, second
@@ -119,6 +119,28 @@ def test_fits_without_a_point_are_within_the_error_claimed(accuracy, problem):
     exact = refit(bag, change)
     off = range_of(at_points(bag.X[change.removed].T, theta - exact.theta))
     assert (off <= error + exact.error).all()
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_steps_from_whitened_features_are_those_of_the_features(C):
+    """H̄⁻¹Jᵀu from inverses in float32 and in float64, against a solve; within the error that float32 claims, in the norm of H̄."""
+    rng = np.random.default_rng(C)
+    n, d = 80, 5
+    X = rng.normal(size=(n, d)) * [1.0, 30.0, 0.1, 1.0, 1.0]
+    bag = bag_of(X, np.arange(n) % C, C, np.full(d, 0.3))
+    change = Change(torch.tensor(rng.normal(size=(d, 2))), torch.tensor([0, 1]))
+    theta = refit(bag, change).theta
+    S = second(probabilities(logits(bag, theta)))
+    column, point = torch.tensor([0, 0, 1]), torch.tensor([3, 7, 3])
+    dual = torch.tensor(rng.normal(size=(3, C - 1)))
+    H = hessian(bag, change, theta, S.clone())
+    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
+    literal = torch.linalg.solve(H[column], right)
+    for dtype in (torch.float64, torch.float32):
+        found = curvature(bag, change, theta, S.clone(), dtype)
+        steps = _own_steps(bag, found.inverse, column, point, dual).permute(2, 0, 1).flatten(1)
+        off, size = (torch.einsum("bp,bpq,bq->b", v, H[column], v).sqrt() for v in (steps - literal, literal))
+        assert (off <= 2 * found.rounding[column] * size).all()
 
 
 def test_softmax_loss_is_self_concordant_in_the_range_of_logits():

@@ -535,7 +535,7 @@ def test_long_work_is_announced():
     X, y = rng.normal(size=(300, 80)), np.arange(300) % 10
     clf = FullConformalClassifier().fit(X, y)
     with pytest.warns(ConformalWarning, match="may take about"):
-        clf._fitted.warn_of_time(1000)
+        clf._fitted.warn_of_time(10_000)
 
 
 @pytest.mark.parametrize("method", ["exact", "influence"])

@@ -18,8 +18,8 @@ from fullconformal.linear.hessian import inner, rounding
 from fullconformal.linear.reference import Moved, Reference, moved
 from fullconformal.losses import relative
 
-# Newton steps of the K equations, and of a fit, after which it is left to a method with line search.
-MOST_INNER, MOST_OUTER, MOST_PRODUCTS = 50, 30, 60
+# Steps, or products of one, after which a fit is left to a method with line search.
+MOST = 60
 
 Stop = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -119,7 +119,7 @@ def _quadratic(E: Tensor, z: Tensor, y: Tensor) -> Tensor:
     """Residuals r(z̄) (K, B) where z̄ = z − E r(z̄), given E (K, K, B), z (K, B) and labels y (B,)."""
     eye, E = torch.eye(len(z), dtype=z.dtype, device=z.device), E.permute(2, 0, 1)
     now, r = z, z
-    for _ in range(MOST_INNER):
+    for _ in range(MOST):
         pi = relative.probabilities(now)
         r = relative.residual(pi, y)
         left = now - z + (E @ r.T[:, :, None])[:, :, 0].T
@@ -137,7 +137,7 @@ def _newton(bag: LinearBag, change: Change, theta: Tensor, goal: Tensor) -> tupl
     """Minimisers Θ (d, K, B) from Θ and their |∇F| in the norm of H⁻¹ at the fit on Z, below the goal (B,) where all went well."""
     inverse, out, left = bag.base.inverse, theta.clone(), theta.new_full(goal.shape, torch.inf)
     columns = torch.arange(len(goal), device=theta.device)
-    for _ in range(MOST_OUTER):
+    for _ in range(MOST):
         z = logits(bag, theta)
         pi = relative.probabilities_(z)
         G = gradient(bag, change, theta, relative.residual(pi, bag.y[:, None])).flatten(0, 1)
@@ -185,7 +185,7 @@ def conjugate(
     before = right.new_ones(len(columns))
     if not len(columns):
         return out
-    for _ in range(MOST_PRODUCTS):
+    for _ in range(MOST):
         s = inverse @ r
         now = (r * s).sum(0)
         on = ~stop(columns, w, now.clamp(min=0.0).sqrt()) & (now > 0)

@@ -25,12 +25,13 @@ from fullconformal.linear.bag import (
     at_points,
     comparison,
     count_objects,
+    logits,
     with_labels,
 )
-from fullconformal.linear.hessian import rounding
-from fullconformal.linear.leave_one_out import bounds
+from fullconformal.linear.hessian import certify, curvature, rounding
+from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
 from fullconformal.linear.newton import ROUGH, refit
-from fullconformal.linear.symmetric import COARSE, FLOOR, TOGETHER, Enough, symmetric_counts
+from fullconformal.linear.symmetric import BLOCK, COARSE, FLOOR, Enough, symmetric_counts
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
 
@@ -78,6 +79,8 @@ def deleted_order(
 
     ``left(order)`` says of which candidates (B,) it is still to be decided.
     """
+    if bag.K == 1:
+        return _binary_order(bag, change, memory)
     at, fits = bag.reference, fit_added(bag, x, torch.arange(len(change.y), device=x.device), ROUGH)
     theta, y = fits.theta, bag.y[:, None]
     base = bag.base.theta[:, :, None].expand_as(theta)
@@ -94,9 +97,8 @@ def deleted_order(
     )
     # Its loss is no less than with it.
     order[relative.margin(fits.z, y) - known > tau + tau_error] = 1
-    if bag.free_intercept:  # without the last point of a class the intercept runs away, and with it that point's loss
-        order[(torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1)[:, None] & (y != change.y)] = 1
-    width = max(1, min(memory // 4, TOGETHER) // (8 * len(bag.X) * bag.K))
+    _count_last_points(bag, change, order)
+    width = max(1, min(memory // 4, BLOCK // 32) // (8 * len(bag.X) * bag.K))
     for accuracy in (COARSE, ROUGH, 0.0):
         column, point = ((order.T == 0) & left(order)[:, None]).nonzero(as_tuple=True)
         for first in range(0, len(column), width):
@@ -112,6 +114,55 @@ def _steps(bag: LinearBag, point: Tensor, dual: Tensor) -> Tensor:
     """H⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), by the Hessian of the fit on Z."""
     right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
     return (right @ bag.base.inverse).T.reshape(*bag.base.theta.shape, -1)
+
+
+def _count_last_points(bag: LinearBag, change: Change, order: Tensor) -> None:
+    """Put the last point of a class above in an order (n, B): without it a free intercept runs away, and with it the point's loss."""
+    if bag.free_intercept:
+        last = torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1
+        order[last[:, None] & (bag.y[:, None] != change.y)] = 1
+
+
+@torch.no_grad()
+def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
+    """The same of two classes, whose Hessians cost little: by those of the bags with the candidates, which leave less to be fitted."""
+    fits = refit(bag, change, tolerance=ROUGH)
+    theta, y = fits.theta, bag.y[:, None]
+    base = bag.base.theta[:, :, None].expand_as(theta)
+    tau = relative.margin(at_points(change.x, base), change.y)
+    tau_error = bag.base.error_at(change.x) + rounding(bag, change, base)
+    z = logits(bag, theta)
+    pi = relative.probabilities(z)
+    S, r = relative.second(pi), relative.residual(pi, y)
+    C = curvature(bag, change, theta, S, bag.precision)
+    mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
+    out = deletion(C.A, S, r, 1)
+    root, length = out.remaining.sqrt(), (r * out.shift).sum(1).clamp(min=0.0).sqrt()
+    error = (
+        bounds(C.spread / out.remaining, length, kappa / root, mu / root)
+        + score_error(C.spread, out, torch.zeros_like(mu), C.rounding)
+        + rounding(bag, change, theta)
+    )
+    order: Tensor = pvalues.order(relative.margin(z + out.shift, y), tau, error + tau_error)
+    _count_last_points(bag, change, order)
+    column, point = (order.T == 0).nonzero(as_tuple=True)
+    dual = duals(S, r, out.shift)
+    width = max(1, min(memory // 4, 2**24) // (8 * len(bag.X) * bag.K))
+    for at in range(0, len(column), width):
+        c, i = column[at : at + width], point[at : at + width]
+        start = theta[:, :, c] + _own_steps(bag, C.inverse, c, i, dual[i, :, c])
+        order[i, c] = _refitted_order(bag, replace(change[c], removed=i), start, tau[c], tau_error[c], 0.0)
+    return order
+
+
+def _own_steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual: Tensor) -> Tensor:
+    """H̄⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), each by the Hessian of its column; columns ascend."""
+    x = bag.seen(bag.X[point].T, inverse.dtype).T
+    right = (x[:, :, None] * dual[:, None, :].to(x.dtype)).flatten(1)
+    present, sizes = column.unique_consecutive(return_counts=True)
+    parts = [part @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
+    steps = torch.cat(parts).T.reshape(bag.X.shape[1], -1)
+    return bag.unseen(steps, inverse.dtype).view(len(steps), bag.K, -1)
 
 
 def _refitted_order(

@@ -26,6 +26,8 @@ from fullconformal.linear.products import places
 from fullconformal.losses.relative import pairs, probabilities, second, spread, unpacked
 from fullconformal.runtime.numerics import threads
 
+# Numbers of the matrices of points that a CPU takes together, so that they stay in the cache.
+TOGETHER = 2**19
 DECIDES = 1e-4  # relative error of leverages with which all but a few candidates in a hundred are told from all points
 
 

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, logits
-from fullconformal.linear.hessian import Fits, curvature, radius
+from fullconformal.linear.hessian import TOGETHER, Fits, curvature, radius
 from fullconformal.linear.newton import refit
 from fullconformal.losses.relative import pairs, probabilities, residual, second, unpacked
-
-TOGETHER = 2**19  # numbers of the matrices of points that a CPU takes together, so that they stay in the cache
 
 
 @dataclass(frozen=True)

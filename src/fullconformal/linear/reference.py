@@ -1,6 +1,6 @@
 """What bounds know of the fit on Z before any candidate is added: how its points would be left out, and how far its Hessian can move.
 
-The softmax curvature S = diag(π) − ππᵀ is vᵀSv = min_a Σ_k π_k (v_k − a)², so where the probabilities of point j change by factors within
+The curvature S = diag(π) − ππᵀ is vᵀSv = min_a Σ_k π_k (v_k − a)², so where the probabilities of point j change by factors within
 [1 − low_j, 1 + high_j] its curvature does too. What of a change exceeds a part P that all points may share counts with the point's
 leverage t_j, as J_jᵀS_jJ_j ≤ t_j H:
 
@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, LinearBag, logits
-from fullconformal.linear.hessian import curvature
+from fullconformal.linear.hessian import TOGETHER, curvature
 from fullconformal.losses import relative
 
-# Bytes of the matrices of points that are inverted together.
-TOGETHER = 2**25
 # Shares of the largest change that are tried as the part common to all points.
 SHARES = tuple(2.0**-k for k in range(8))
 
@@ -56,7 +54,7 @@ def reference(bag: LinearBag) -> Reference:
     C = curvature(bag, None, theta, S.clone())
     rounding, eye = float(C.rounding), torch.eye(K, dtype=z.dtype, device=z.device)
     left_out, odds = z.new_empty(len(z), K, K), z.new_empty(len(z))
-    step = max(1, TOGETHER // (8 * K * K))
+    step = max(1, TOGETHER // (K * K))
     for at in range(0, len(z), step):
         A, s = (relative.unpacked(part[at : at + step])[..., 0] for part in (C.A, S))
         found, _ = torch.linalg.solve_ex(eye - A @ s, A)
@@ -69,13 +67,7 @@ def reference(bag: LinearBag) -> Reference:
     i, j = relative.pairs(K, z.device)[0]
     left_out_spread = relative.spread(left_out[:, i, j, None])[:, 0]
     left_out_spread = torch.where(sure, left_out_spread, torch.inf)
-    return Reference(log_probabilities(z), left_out, C.spread[:, 0], left_out_spread, odds, rounding)
-
-
-def log_probabilities(z: Tensor) -> Tensor:
-    """Logarithms (n, C, B) of the probabilities of all classes."""
-    f = torch.cat([torch.zeros_like(z[:, :1]), z], 1)
-    return f.sub_(f.logsumexp(1, keepdim=True))
+    return Reference(relative.log_probabilities(z), left_out, C.spread[:, 0], left_out_spread, odds, rounding)
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ class Moved:
 
 def moved(at: Reference, z: Tensor, added: Tensor, error: Tensor) -> Moved:
     """Factors of the Hessians at logits z (n, K, B), off by ranges ≤ error (B,), with an added point of leverage t (B,) at the fit on Z."""
-    change = log_probabilities(z).sub_(at.log_pi)
+    change = relative.log_probabilities(z).sub_(at.log_pi)
     up, down = change.amax(1), change.amin(1)
     # Where nothing is known of a point its spread is infinite already.
     t, rest = at.leverage[:, None], 1 + at.odds[:, None].clamp(max=1 / EPS)

@@ -40,11 +40,7 @@ from fullconformal.runtime.tasks import Progress
 # Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
 FLOOR = 1e-9
 # The error of a logit, by its bound, with which most comparisons are decided; and that with which most p-values are compared with a level.
-ACCURATE, COARSE = ROUGH, 1e-2
-# Points of a candidate that are solved for one by one at most; more take less time by its Hessian.
-PAIRS = 64
-# Bytes of the logits of the pairs that are solved for together.
-TOGETHER = 2**22
+ACCURATE, COARSE = ROUGH, 0.1
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
 
 
@@ -190,8 +186,11 @@ def bounded_order(
     order: Tensor = pvalues.order(alpha, tau, (error + tau_error).nan_to_num(torch.inf, torch.inf))
     # Where nothing is known of a point, or of a fit, a solve would not help.
     unknown = (order == 0) & left(order) & torch.isfinite(known + tau_error)
-    pairs = (unknown & (unknown.sum(0) <= PAIRS)).T.nonzero()
-    for part in pairs.split(max(1, TOGETHER // (8 * r[..., 0].numel()))):
+    # About ten products each; many more than those take as long as a candidate's Hessian.
+    n, p = len(bag.X), bag.base.inverse.shape[0]
+    few = max(64, n * p * p // (10 * (4 * n * p + 2 * p * p)))
+    pairs = (unknown & (unknown.sum(0) <= few)).T.nonzero()
+    for part in pairs.split(max(1, BLOCK // 32 // (8 * r[..., 0].numel()))):
         _solve(bag, change, fits, pi, r, tau, known + tau_error, part, order)
     return order, fits.theta
 

@@ -45,6 +45,12 @@ def probabilities_(z: Tensor) -> Tensor:
     return e.div_(e.sum(-2, keepdim=True) + torch.exp(-top))
 
 
+def log_probabilities(z: Tensor) -> Tensor:
+    """Logarithms (n, C, B) of the probabilities of all classes, of logits z (n, K, B)."""
+    f = torch.cat([torch.zeros_like(z[:, :1]), z], 1)
+    return f.sub_(f.logsumexp(1, keepdim=True))
+
+
 def residual(pi: Tensor, y: Tensor) -> Tensor:
     """ℓ' = π − e_y (..., K, B)."""
     return residual_(pi.clone(), y)

@@ -32,14 +32,13 @@ from fullconformal.storage import expect, require, savable
 def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
     """About how long the symmetric p-values of m objects take, n training points with d inputs, on one core.
 
-    A candidate has Hessians and inverses, products of matrices, and for every point K × K matrices: those are passed through a few
-    dozen times, and multiplied and factorised a few times. The coefficients were fitted to measured times from 2 to 100 classes,
-    which they meet within a factor of two; where the fit with a candidate takes many steps (features not scaled) it may be four.
+    A candidate has about a dozen products with the points and with the inverse Hessian of the fit on them, passes through arrays of all
+    points and classes some hundred times, and through K × K matrices of the points. The coefficients meet times measured from 2 to 30
+    classes within a factor of three; where a candidate moves the fit far (features with outliers) it has a Hessian, and it may be thirty.
     """
     K = n_classes - 1
-    pairs = n * K * (K + 1) / 2
-    products = 2.0 * pairs * d * (d + 1) + 6.0 * (d * K) ** 3
-    return m * n_classes * (2.3e-11 * products + 9e-8 * pairs + 5e-10 * n * K**3)
+    p = d * K
+    return m * n_classes * (5e-10 * (4.0 * n * p + 2.0 * p * p) + 1.1e-7 * n * n_classes + 1.5e-9 * n * K**3)
 
 
 def check_memory(n: int, d: int, K: int, memory: int) -> None:
