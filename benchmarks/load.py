@@ -26,7 +26,7 @@ def data(n: int, d: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Points (n, d) of classes that overlap, and their labels (n,)."""
     rng = np.random.default_rng(0)
     y = np.arange(n) % n_classes
-    X = rng.normal(size=(n, d), dtype=np.float32)
+    X = rng.standard_normal((n, d), dtype=np.float32)
     X[:, 0] += y % 7
     return X.astype(np.float64), y
 

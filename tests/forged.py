@@ -100,7 +100,7 @@ VALUES = [
 
 
 def mutated(rng, content, tensors, others):
-    """A copy of a file's content and tensors with one to three changes that keep the container right."""
+    """A copy of a file's content and tensors with one or two changes that keep the container right."""
     (content, paths), tensors = content, dict(tensors)
     content = json.loads(content)
     for _ in range(rng.choice([1, 1, 2])):
@@ -109,6 +109,8 @@ def mutated(rng, content, tensors, others):
             inside, key, at = found(content, path[:-1]), path[-1], rng.integers(10)
             value = inside[key]
         except (KeyError, IndexError, TypeError):  # it went with the first change
+            break
+        if not isinstance(inside, (dict, list)):
             break
         if at <= 2:
             inside[key] = json.loads(json.dumps(VALUES[rng.integers(len(VALUES))]))

@@ -331,6 +331,43 @@ def test_numbers_that_stand_for_sizes_are_checked(find, value, tmp_path):
                     fullconformal.load(tmp_path / "it")
 
 
+def test_a_hessian_that_few_points_do_not_bear_out_is_not_made(tmp_path):
+    """Without the span of its points, a regression of three points on 30,000 columns has a Hessian of 7 GB."""
+    rng, y = np.random.default_rng(0), np.array([0, 1, 0])
+    for columns, bears in ((1000, True), (30_000, False)):
+        FullConformalClassifier(LogisticRegression()).fit(rng.normal(size=(3, columns)), y).save(tmp_path / "it")
+        content, tensors = opened(tmp_path / "it")
+        (at,) = [path for path in forged.nodes(content) if path[-1:] == ("span",)]
+        forged.found(content, at[:-1])["span"] = None
+        # Weights (d, K) that start the fit, as they would be without a span.
+        tensors[forged.found(content, at[:-1])["start"]["tensor"]] = torch.zeros(columns + 1, 1, dtype=torch.float64)
+        signed(content, tensors, tmp_path / "it")
+        if bears:
+            fullconformal.load(tmp_path / "it")
+            continue
+        before = peak()
+        with pytest.raises(StorageError, match="the Hessian of 30,001 parameters"):
+            fullconformal.load(tmp_path / "it")
+        assert peak() - before < 200 * 1024
+
+
+def test_the_folder_a_file_lies_in_is_not_searched_for_modules(piped, monkeypatch, tmp_path):
+    """Unless a factory is asked for: what is imported later may have any name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    CliRunner().invoke(main, ["inspect", str(piped)])
+    assert str(tmp_path) not in sys.path
+
+
+def test_notes_of_any_kind_are_not_trusted(piped, tmp_path):
+    content, tensors = opened(piped)
+    for notes in ([], {"table": [1], "source": 7}, {"table": {"numbers": 3}, "source": "\x1b[2J"}, "x"):
+        signed(content | {"notes": notes}, tensors, tmp_path / "it")
+        for words in (["inspect", str(tmp_path / "it")], ["predict", str(tmp_path / "it"), str(tmp_path / "none.csv")]):
+            done = CliRunner().invoke(main, words)
+            assert done.exit_code in (0, 2) and "\x1b" not in done.output, done.exception
+
+
 def test_a_tensor_of_no_number_has_no_trillion_rows(piped, tmp_path):
     content, tensors = opened(piped)
     signed(content, tensors | {"none": torch.zeros(2**40, 0)}, tmp_path / "it")

@@ -103,4 +103,6 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             # Exact methods have nothing to diagnose.
             facts |= {"diagnostics": str(error), "warnings": []}
-    return facts | {key: notes[key] for key in ("table", "source") if key in notes}
+    # Notes are the file's own words.
+    kinds = {"table": dict, "source": str}
+    return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}

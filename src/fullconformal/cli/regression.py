@@ -207,7 +207,9 @@ def facts_of(reg: Any, notes: dict[str, Any]) -> dict[str, Any]:
         "method": f"{reg.display_name}; guarantee {reg.guarantee_.word}",
         "points": reg.n_samples_fit_,
     }
-    return facts | {key: notes[key] for key in ("table", "source") if key in notes}
+    # Notes are the file's own words.
+    kinds = {"table": dict, "source": str}
+    return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}
 
 
 def report(

@@ -274,7 +274,9 @@ def load_predictor(path: Path, factory: str | None) -> tuple[Any, dict[str, Any]
     """A saved predictor and its notes, empty if it was not made by `fullconformal fit`."""
     from fullconformal.estimators.saving import load_with_notes
 
-    find_local_modules()
+    # Only for a factory: the folder a file lies in may hold modules of any name.
+    if factory is not None:
+        find_local_modules()
     clf, notes = load_with_notes(path, factory=factory)
     return clf, notes if isinstance(notes, dict) else {}
 

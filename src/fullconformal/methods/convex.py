@@ -169,7 +169,10 @@ class FittedSymmetric(FittedProblem):
         problem, memory = expect(state["problem"], Problem), expect(state["memory"], int)
         require(memory > 0, "memory")
         start, span = expect(state["start"], Tensor), expect(state["span"], Span, type(None))
+        # No more than a gibibyte, or what so many points can bear out: whatever the file says of memory.
         regression = Regression.opened(problem, span, start)
+        n, d = regression.bag.X.shape
+        check_memory(n, d, regression.bag.K, max(2**30, 2**12 * problem.X.nbytes))
         require(regression.bag.base.error < 1, "base fit")
         return cls(problem, regression, memory)
 

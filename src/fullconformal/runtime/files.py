@@ -41,7 +41,7 @@ def finished_or_nothing(path: Path | str) -> Iterator[Path]:
             with open(part, "rb") as source, open(path, "wb") as target:
                 shutil.copyfileobj(source, target)
         return
-    remove_abandoned(path.parent, path.name)
+    remove_abandoned(path.parent, re.escape(path.name[:100]))
     with renamed(path, os.replace) as part:
         yield part
 
@@ -106,7 +106,7 @@ def check_writable(path: Path | str) -> Path:
         raise FileNotFoundError(f"the folder {real.parent} does not exist; create it first.")
     try:
         # The system alone knows: rights, read-only disks, disks without room for one more name.
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=real.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{real.name[:100]}.", suffix=".part", dir=real.parent)
     except OSError as error:
         why = error.strerror or error
         raise type(error)(f"no file can be written in {real.parent}: {why}; choose another folder.") from error
@@ -126,10 +126,10 @@ def lock(handle: int) -> bool:
         return False
 
 
-def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove what killed processes left of files whose name begins so."""
+def remove_abandoned(folder: Path, name: str) -> None:
+    """Remove what killed processes left of files whose name matches."""
     for part in folder.glob(".*.part") if fcntl is not None else ():
-        if part.name.startswith(f".{name[:100]}"):
+        if re.fullmatch(rf"\.({name})\.\w{{8}}\.part", part.name):
             with suppress(OSError):
                 handle = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
                 if stat.S_ISREG(os.fstat(handle).st_mode) and lock(handle):
@@ -166,7 +166,7 @@ class Parts:
         if self.folder is None:
             return opened, header
         self.folder.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(self.folder)
+        remove_abandoned(self.folder, r"header\.json|.+\.[0-9a-f]{16}\.npy")
         path = self.folder / "header.json"
         if not path.exists() and not self.files(r".*"):
             with suppress(FileExistsError), renamed(path, link) as part:
