@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -100,7 +100,14 @@ class FittedSymmetric(FittedProblem):
     @cached_property
     def diagnostics(self) -> Diagnostics:
         prepared = prepare(self.problem, GGN().factor(self.problem), 2**30)
-        return diagnose(prepared, "ggn", True, valid=True)
+        told = diagnose(prepared, "ggn", True, valid=True)
+        # A Newton step to the fit without a point is good while others hold that fit, too.
+        if self.method != "symmetric" or told.largest_leverage <= 0.5:
+            return told
+        return replace(told, note=(
+            f"The largest leverage is {told.largest_leverage:.2f}: scores of points without themselves are one Newton step, which is crude "
+            "there, and sets may be larger than those of method='exact'; a stronger penalty (l2, or a smaller C) brings the two together."
+        ))  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """The problem, the span its inputs have coordinates in, and where its base fit started from."""
@@ -145,8 +152,8 @@ def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config
             warnings.warn(
                 f"prefit=True: the {type(model).__name__} given is not the fit to these data (probabilities of theirs differ by up to "
                 f"{far:.2g}). method={kind.method!r} is of fits to the data with each candidate, so it was fitted again, with its C, and "
-                "predict is of that fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses a model "
-                "as it is.",
+                "predict is of that fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses a "
+                "model as it is.",
                 ConformalWarning,
                 stacklevel=5,
             )
