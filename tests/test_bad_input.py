@@ -379,15 +379,19 @@ def test_what_a_pipeline_spoils_is_located():
         FullConformalClassifier(scaled).fit(holes, Y)
 
 
-@pytest.mark.parametrize("value", [1e6, 1e12, 1e100])
+@pytest.mark.parametrize("value", [1e12, 1e100])
 def test_a_wild_training_value_is_blamed_before_separation(value):
     wild = X.copy()
     wild[7, 2] = value
     message = rf"feature 2 .* is {value:.3g} at training point 7, while half its values".replace("+", r"\+")
     with pytest.raises(ValueError, match=message):
         FullConformalClassifier().fit(wild, Y)
-    with pytest.raises(ValueError, match=r"feature 0 .* within 0\.\d+ of 1e\+10\. .*standardise the features"):
-        FullConformalClassifier().fit(X + 1e10, Y)  # as dates in seconds are
+    # What is far from zero altogether, as dates in seconds are, is not wild.
+    moved = FullConformalClassifier().fit(X + 1e10, Y)
+    assert np.array_equal(
+        moved.predict_p(X[:5] + 1e10),
+        FullConformalClassifier().fit((X + 1e10) - 1e10, Y).predict_p(X[:5] + 1e10 - 1e10),
+    )
 
 
 @pytest.mark.parametrize("C", [None, "1", -1.0])
@@ -623,9 +627,11 @@ def test_a_wild_value_among_zeros_is_blamed():
             FullConformalClassifier().fit(np.c_[X, column], Y)
 
 
-def test_a_constant_far_from_nothing_is_blamed():
-    with pytest.raises(ValueError, match=r"feature 4 .* is 1e\+09 at training point 0"):
-        FullConformalClassifier().fit(np.c_[X, np.full(40, 1e9)], Y)
+def test_a_constant_far_from_nothing_does_not_matter():
+    clf = FullConformalClassifier().fit(np.c_[X, np.full(40, 1e9)], Y)
+    assert np.array_equal(
+        clf.predict_p(np.c_[X[:5], np.full(5, 1e9)]), FullConformalClassifier().fit(X, Y).predict_p(X[:5])
+    )
 
 
 @pytest.mark.parametrize("curvature", ["auto", "last_layer_kron"])

@@ -192,7 +192,7 @@ def test_separable_data_without_penalty(q):
     ("penalty", "y", "message"),
     [
         ([0.0, 0.0], [0, 1], "without an l2 penalty"),
-        ([1e-12, 0.0], [0, 1], r"n·l2 = 1e-12 is too small .* larger l2"),  # there is a minimiser, with logits above 20
+        ([1e-18, 0.0], [0, 1], r"n·l2 = 1e-18 is too small .* larger l2"),  # there is a minimiser, with logits above 30
         ([1.0, 0.0], [0, 0], "a class is missing"),
     ],
 )

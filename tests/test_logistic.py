@@ -11,7 +11,7 @@ from torch import nn
 from fullconformal import FullConformalClassifier
 from fullconformal.linear import newton
 from fullconformal.linear.bag import LinearBag, NoMinimiser
-from fullconformal.linear.from_problem import Regression, fit_linear
+from fullconformal.linear.from_problem import Regression, Units, fit_linear
 from fullconformal.linear.steps import Steps
 from fullconformal.models import linear
 from fullconformal.models.adapters import read
@@ -195,7 +195,8 @@ def test_a_symmetric_predictor_is_fitted_once(monkeypatch):
         clf = FullConformalClassifier(estimator, method="symmetric").fit(X[:, :6], y)
         assert len(calls) == 1
         calls.clear()
-        theta, engine = clf._fitted.bag.base.theta, clf._fitted
+        engine = clf._fitted
+        theta = engine.regression.units.weights(engine.bag.base.theta)
         W = engine.problem.theta.view(4, 7)
         torch.testing.assert_close((W[1:] - W[0]).T, theta, rtol=1e-12, atol=1e-14)
 
@@ -242,3 +243,35 @@ def test_bad_parameters_are_scikit_learns_to_refuse():
         FullConformalClassifier(LogisticRegression(C=-1.0), method="influence").fit(X, y)
     with pytest.raises(ValueError, match="dual"):
         FullConformalClassifier(LogisticRegression(dual=True), method="influence").fit(X, y)
+
+
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+@pytest.mark.parametrize(
+    "unit, offset, strength", [(2.0**20, 0.0, 1.0), (1.0, 2.0**20, 100.0), (2.0**10, 2.0**20, 1.0)]
+)
+def test_the_units_of_features_do_not_matter(method, unit, offset, strength):
+    """Columns of size 1e6, or that far from zero: the same p-values as in units of one, with the same penalty in those units.
+
+    The classes are separable: a penalty of 1e-12 of the features' squares alone holds the weights, and the minimum is far out. A
+    column far from zero is nearly the intercept's.
+    """
+    rng = np.random.default_rng(0)
+    # Of few binary digits, so that moving and scaling them is exact.
+    X = np.round(rng.normal(size=(44, 5)) * 2**8) / 2**8
+    y = (X.sum(1) > 0).astype(int)
+    plain = FullConformalClassifier(LogisticRegression(C=strength * unit**2), method=method).fit(X[:40], y[:40])
+    moved = FullConformalClassifier(LogisticRegression(C=strength), method=method).fit(X[:40] * unit + offset, y[:40])
+    np.testing.assert_array_equal(moved.predict_p(X[40:] * unit + offset), plain.predict_p(X[40:]))
+    np.testing.assert_allclose(moved.predict_proba(X[40:] * unit + offset), plain.predict_proba(X[40:]), atol=1e-4)
+
+
+def test_weights_pass_through_units_and_back():
+    rng = np.random.default_rng(0)
+    a = torch.tensor(np.c_[rng.normal(size=(9, 3)) * [1, 1e3, 1e-5] + [0, 1e6, 3], np.ones(9)])
+    theta = torch.tensor(rng.normal(size=(4, 2)))
+    for penalty in (torch.tensor([1.0, 1, 1, 0]), torch.ones(4)):
+        units = Units.of(a, penalty)
+        torch.testing.assert_close(units.weights(units.start(theta)), theta, rtol=1e-9, atol=1e-9)
+        # The logits are those of the points as given, to what is left of 1e6 times a weight.
+        torch.testing.assert_close(units.points(a) @ units.start(theta), a @ theta, rtol=1e-12, atol=1e-8)
+        assert bool((units.centre[-1] == 0).all()) and (bool(penalty[-1]) == (not units.centre.any()))

@@ -10,7 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
 
+from fullconformal import FullConformalClassifier
 from fullconformal.linear.bag import Change, NoMinimiser, at_points, candidates, logits
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
@@ -351,3 +354,23 @@ def test_counts_that_need_only_decide_a_level_decide_it(problem, q, epsilon):
 
     p = p_symmetric(problem, q, enough=enough)
     np.testing.assert_array_equal(p > epsilon, p_symmetric(problem, q) > epsilon)
+
+
+def test_weak_penalties_enlarge_sets_by_crude_scores_not_by_ties_and_diagnose_says_so():
+    """Iris, 40 points, C = 1e4: sets hold more labels than exact ones, although no pair of scores is tied by its error bounds."""
+    X, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(150)
+    X, y, Xt = X[order[:40]], y[order[:40]], X[order[40:60]]
+    clf, exact = (
+        FullConformalClassifier(LogisticRegression(C=1e4), method=m).fit(X, y) for m in ("symmetric", "exact")
+    )
+    alpha, tau = clf._fitted.scores(Xt, clf._query())
+    p = clf.predict_p(Xt)
+    np.testing.assert_allclose(p, (1 + (alpha >= tau[:, :, None]).sum(2)) / 41, atol=1e-12)
+    assert (p > 0.1).sum() > (exact.predict_p(Xt) > 0.1).sum()
+    assert (
+        "sets may be larger than those of method='exact'" in str(clf.diagnose())
+        and clf.diagnose().largest_leverage > 0.9
+    )
+    assert "larger" not in str(exact.diagnose())
+    assert "larger" not in str(FullConformalClassifier(LogisticRegression(C=0.01)).fit(X, y).diagnose())

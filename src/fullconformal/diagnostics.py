@@ -31,6 +31,8 @@ class Diagnostics:
     positive_definite : bool
     largest_leverage : float
         Of a point along its own residual (`Loss.leverage`): near 1 a point decides its own prediction.
+    mean_leverage : float
+        Over all points: of logistic regressions of two classes the parameters that the penalty leaves free, for each point.
     negative_scores : int
         Training points whose linearised loss ℓ_i − s_i is negative, which no loss can be.
     valid : bool
@@ -39,6 +41,8 @@ class Diagnostics:
         What the guarantee of a valid method lacks all the same.
     guarantee : str
         What is promised of the sets: "exact", "1 − 2ε" or "approximate".
+    note : str
+        What a valid method's sets may be larger for.
     held : str
         Parameters that the curvature does not know and that were held fixed.
     estimates : tuple of str
@@ -60,8 +64,10 @@ class Diagnostics:
     valid: bool = False
     caveat: str = ""
     guarantee: str = ""
+    note: str = ""
     held: str = ""
     estimates: tuple[str, ...] = ()
+    mean_leverage: float = 0.0
 
     @property
     def warnings(self) -> list[str]:
@@ -123,6 +129,7 @@ class Diagnostics:
         lines = [f"{name:<{width}}  {value}" for name, value in rows]
         if self.valid and not self.caveat:
             lines.append("The sets of this method are exactly valid, whatever these figures are.")
+        lines += [self.note] if self.note else []
         return "\n".join(lines + [f"! {text}." for text in self.warnings])
 
 
@@ -139,6 +146,7 @@ def diagnose(
     g, s, smallest = problem.gradient(prepared.gradients), prepared.self_influence, factor.smallest_eigenvalue
     if search and math.isnan(smallest):
         smallest = smallest_eigenvalue(factor.solve, problem.theta)
+    leverage = problem.loss.leverage(prepared.loss, s)
     return Diagnostics(
         n_points=n,
         n_parameters=problem.p,
@@ -150,7 +158,8 @@ def diagnose(
         damping_chosen=damping_chosen,
         smallest_eigenvalue=smallest / n,
         positive_definite=factor.positive_definite,
-        largest_leverage=float(problem.loss.leverage(prepared.loss, s).max()),
+        largest_leverage=float(leverage.max()),
+        mean_leverage=float(leverage.clamp(max=1.0).mean()),
         negative_scores=int((prepared.loss < s).sum()),
         valid=valid,
         held=held,

@@ -66,7 +66,7 @@ class LinearBag:
     """Design matrix X (n, d) float64, labels y (n,) in 0 … C − 1, penalty Λ (d,), zero for a free intercept.
 
     ``start`` (d, K) may hold weights near those of the fit on Z, ``names()`` (d,) what errors call the features, ``between`` another
-    matrix (K, K) of the penalty between classes.
+    matrix (K, K) of the penalty between classes, ``units`` (2, d) the centre and scale of features that were given as centre + scale·x.
     """
 
     X: Tensor
@@ -76,6 +76,7 @@ class LinearBag:
     start: Tensor | None = None
     names: Callable[[], Sequence[str]] | None = None
     between: Tensor | None = None
+    units: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.X.dtype != torch.float64:
@@ -195,13 +196,18 @@ class LinearBag:
                 others = f" Far away are {', '.join(map(str, far[:10]))}{' and others' * (len(far) > 10)}."
         return (
             f"{name} lies too far from the training points for float64: its {self._name(j)} is "
-            f"{float(change.x[j, column]):.3g}, in the training points at most {float(self.largest[j]):.3g} in size.{others} "
+            f"{float(self._given(j, change.x[j, column])):.3g}, in the training points at most "
+            f"{float(self._given(j, self.X[:, j]).abs().max()):.3g} in size.{others} "
             "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
         )
 
     def _name(self, j: int) -> str:
         """A feature in words."""
         return f"feature {j} (counted from 0, as the model sees it)" if self.names is None else self.names()[j]
+
+    def _given(self, j: int, values: Tensor) -> Tensor:
+        """Values of a feature as they were given."""
+        return values if self.units is None else self.units[0, j] + self.units[1, j] * values
 
     def _wild_feature(self) -> str:
         """Which feature reaches far beyond the distances between its values, in words; empty where none does."""
@@ -211,14 +217,17 @@ class LinearBag:
         # About the mean without the largest.
         rest = ((apart / most.clamp(min=EPS)).sum(0) - 1).clamp(min=0.0) * most / len(apart)
         typical = torch.where(typical > 0, typical, rest)  # of few values that are not the usual one
-        distance = self.largest / torch.where(typical > 0, typical, 1.0)
+        # What never varies but once is compared with one, in the units it was given in.
+        one = torch.ones_like(typical) if self.units is None else 1 / self.units[1]
+        distance = self.largest / torch.where(typical > 0, typical, one)
         j = int(distance.argmax())
         if distance[j] <= FAR:
             return ""
         return (
             f"the logistic regression cannot be fitted in float64: {self._name(j)} is "
-            f"{float(self.X[(i := int(self.X[:, j].abs().argmax())), j]):.3g} at training point {i}, while half its values lie within "
-            f"{float(typical[j]):.2g} of {float(centre[j]):.2g}. Look for a wrong unit or a placeholder, or standardise the features "
+            f"{float(self._given(j, self.X[(i := int(self.X[:, j].abs().argmax())), j])):.3g} at training point {i}, while half its values "
+            f"lie within {float(typical[j] * (1 if self.units is None else self.units[1, j])):.2g} of "
+            f"{float(self._given(j, centre[j])):.2g}. Look for a wrong unit or a placeholder, or standardise the features "
             f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
         )
 

@@ -22,13 +22,52 @@ from fullconformal.runtime.numerics import blas_alone
 
 
 @dataclass(frozen=True)
+class Units:
+    """Features as the solver sees them: (a − centre)/scale, (d,) each. Weights and penalties change with them, the minimum does not.
+
+    Columns far from zero are nearly multiples of the intercept's, which costs the Hessian its digits. A free intercept absorbs the centre.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, a: Tensor, penalty: Tensor) -> Units:
+        """Of a design matrix (n, d) with penalties (d,): centred where an intercept, the last column, is free; scales are powers of two."""
+        centre, free = a.mean(0), bool(penalty[-1] == 0) and bool((a[:, -1] == 1).all())
+        centre = centre if free and bool(centre.isfinite().all()) else torch.zeros_like(centre)
+        centre[-1] = 0.0
+        largest = (a - centre).abs().amax(0)
+        scale = torch.where(largest > 0, largest, 1.0).log2().round().clamp(-300, 300).exp2()
+        scale[-1] = 1.0 if free else scale[-1]
+        return cls(centre, scale)
+
+    def points(self, a: Tensor) -> Tensor:
+        """Points (k, d) as the solver sees them."""
+        return (a - self.centre) / self.scale
+
+    def weights(self, theta: Tensor) -> Tensor:
+        """Weights (d, K) of the points as given, from those of the solver."""
+        theta = theta / self.scale[:, None]
+        theta[-1] -= self.centre @ theta
+        return theta
+
+    def start(self, theta: Tensor) -> Tensor:
+        """The solver's weights (d, K), from those of the points as given."""
+        theta = theta.clone()
+        theta[-1] += self.centre @ theta
+        return theta * self.scale[:, None]
+
+
+@dataclass(frozen=True)
 class Regression:
-    """A linear problem, the bag it is, the span in which the bag has its coordinates, and M (K, o)."""
+    """A linear problem, the bag it is, the span or the units in which the bag has its coordinates, and M (K, o)."""
 
     problem: Problem
     bag: LinearBag
     span: Span | None
     outputs: Tensor
+    units: Units | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> Regression | None:
@@ -43,6 +82,7 @@ class Regression:
         span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
         W = problem.theta.view(block.o, block.i).double()
         start = (M @ (W if span is None else by_numpy(span.start, W))).T.contiguous()
+        start = Units.of(a, penalty).start(start) if span is None else start
         return cls.opened(problem, span, start, M, a)
 
     @classmethod
@@ -54,19 +94,28 @@ class Regression:
         if M is None:
             raise ValueError("the model is no logistic regression with one L2 penalty for all classes.")
         a, penalty = design(problem, problem.X) if a is None else a, problem.penalty[: problem.blocks[0].i].double()
-        names = None
+        names = units = None
         if span is not None:
             a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names
-        bag = LinearBag(a, problem.y, problem.n_classes, penalty, start, names, torch.linalg.inv(M @ M.T).contiguous())
-        return cls(problem, bag, span, M)
+        else:
+            units = Units.of(a, penalty)
+            a, penalty = units.points(a), penalty / units.scale**2
+        between = torch.linalg.inv(M @ M.T).contiguous()
+        given = None if units is None else torch.stack([units.centre, units.scale])
+        return cls(
+            problem, LinearBag(a, problem.y, problem.n_classes, penalty, start, names, between, given), span, M, units
+        )
 
     def design(self, X: Tensor) -> Tensor:
         """Inputs X of the model as the bag knows them (k, d)."""
         a = design(self.problem, X)
-        return a if self.span is None else by_numpy(self.span.coordinates, a)
+        if self.span is not None:
+            return by_numpy(self.span.coordinates, a)
+        return a if self.units is None else self.units.points(a)
 
     def assign(self, theta: Tensor) -> None:
         """Make weights Θ (d, K) of the bag the problem's parameters, rounded to its precision."""
+        theta = theta if self.units is None else self.units.weights(theta)
         W = self.outputs.T @ (self.bag.coupling @ theta.T)
         W = W if self.span is None else by_numpy(self.span.weights, W)
         self.problem.assign(W.reshape(-1).to(self.problem.X.dtype))

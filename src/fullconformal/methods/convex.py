@@ -156,7 +156,14 @@ class FittedSymmetric(FittedProblem):
     @cached_property
     def diagnostics(self) -> Diagnostics:
         prepared = prepare(self.problem, GGN().factor(self.problem), 2**30)
-        return diagnose(prepared, "ggn", True, valid=True)
+        told = diagnose(prepared, "ggn", True, valid=True)
+        # A Newton step to the fit without a point is good while others hold that fit, too.
+        if self.method != "symmetric" or told.largest_leverage <= 0.5:
+            return told
+        return replace(told, note=(
+            f"The largest leverage is {told.largest_leverage:.2f}: scores of points without themselves are one Newton step, which is crude "
+            "there, and sets may be larger than those of method='exact'; a stronger penalty (l2, or a smaller C) brings the two together."
+        ))  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """The problem, the span its inputs have coordinates in, and where its base fit started from."""
