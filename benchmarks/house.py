@@ -242,11 +242,12 @@ def identifiers(path: Path) -> Iterator[str]:
 def numbers(root: Path) -> dict[str, tuple[int, int]]:
     """Each number and its bar."""
     return {
-        "modules": (modules(root), 90),
-        "code lines": (all_code_lines(root), 10_500),
+        # 90 and 10,500 for classification by five methods; since then intervals, transformers in the bag, folds, forests, hostile files.
+        "modules": (modules(root), 140),
+        "code lines": (all_code_lines(root), 17_500),
         "longest module, code lines": (longest_module(root)[0], 250),
         "private names across a room's border": (len(crossings(root)), 0),
-        "numeric tuning constants": (len(constants(root)), 60),
+        "numeric tuning constants": (len(constants(root)), 70),
         "longest import chain in estimators/": (len(longest_chain(root, in_functions=False)), 4),
         "    with imports inside functions": (len(longest_chain(root)), 4),
         "files outside of losses/ that name a loss": (len(naming_a_loss(root)), 0),

@@ -14,7 +14,7 @@ from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.estimators import validation
+from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
@@ -27,7 +27,7 @@ from fullconformal.methods.select import select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import fit_transformer, split_pipeline, transform
-from fullconformal.models.transformers import is_fixed, needs_labels, parts, seeded
+from fullconformal.models.transformers import is_fixed, needs_labels, seeded
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import LIMITS, StorageError, require, savable
 
@@ -257,25 +257,8 @@ class FullConformalClassifier(ConformalClassifier):
         """What the guarantee of an exact method lacks, in words; empty where nothing."""
         if self.prefit:
             return ""
-        if self.head is not None:
-            return (
-                "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
-                "that has not seen them (prefit=True) they are exact"
-            )
-        if self.transformer_ is None or is_fixed(self.transformer_) or isinstance(self._fitted, FittedInBag):
-            return ""
-        if needs_labels(self.transformer_):
-            steps = ", ".join(
-                dict.fromkeys(type(part).__name__ for part in parts(self.transformer_) if needs_labels(part))
-            )
-            return (
-                f"{steps} learned from the labels and was not refitted for each candidate, so the sets are not exactly valid; take "
-                "transformers='bag', or fit it on other data (prefit=True)"
-            )
-        return (
-            "the transformers were fitted to the training objects only, so the sets are only approximately valid; transformers='bag' "
-            "fits them with each object, and the sets are exact"
-        )
+        in_bag = isinstance(self._fitted, FittedInBag)
+        return promises.caveat(self.head, None if in_bag else self.transformer_)
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -433,17 +416,17 @@ class FullConformalClassifier(ConformalClassifier):
     def notes(self) -> list[str]:
         if self._fitted.guarantee.is_exact:
             kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
-            return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
+            return [f"! {promises.sentence(self._caveat)}" if self._caveat else kept]
         if not self._is_diagnosed:
             warned = filter(None, [*self._fitted.warnings, self._caveat])
             return [
-                *(f"! {_sentence(text)}" for text in warned),
+                *(f"! {promises.sentence(text)}" for text in warned),
                 f"The p-values are approximate: {self._fitted.guarantee.reason}.",
             ]
         told = self.diagnose()
         facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
         return [
-            *(f"! {_sentence(text)}" for text in told.warnings),
+            *(f"! {promises.sentence(text)}" for text in told.warnings),
             facts if told.warnings else f"{facts} Nothing to warn of.",
         ]
 
@@ -489,7 +472,3 @@ class FullConformalClassifier(ConformalClassifier):
         require(proba.shape[1:] == (n_classes,) and bool(np.isfinite(proba).all()), "model")
         if fitted.quick:
             self.verify_p()
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -1,0 +1,33 @@
+"""What a promise lacks, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fullconformal.models.transformers import is_fixed, needs_labels, parts
+
+
+def caveat(head: str | None, transformers: Any) -> str:
+    """Why sets of an exact method are only approximately valid, of a network's head or behind fixed transformers; empty where they are."""
+    if head is not None:
+        return (
+            "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
+            "that has not seen them (prefit=True) they are exact"
+        )
+    if transformers is None or is_fixed(transformers):
+        return ""
+    if needs_labels(transformers):
+        steps = ", ".join(dict.fromkeys(type(part).__name__ for part in parts(transformers) if needs_labels(part)))
+        return (
+            f"{steps} learned from the labels and was not refitted for each candidate, so the sets are not exactly valid; take "
+            "transformers='bag', or fit it on other data (prefit=True)"
+        )
+    return (
+        "the transformers were fitted to the training objects only, so the sets are only approximately valid; transformers='bag' "
+        "fits them with each object, and the sets are exact"
+    )
+
+
+def sentence(text: str) -> str:
+    """A text that begins and ends as sentences do."""
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
