@@ -20,12 +20,28 @@ from click.testing import CliRunner
 from forged import estimator, opened, signed
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA, TruncatedSVD
+from sklearn.ensemble import (
+    BaggingClassifier,
+    ExtraTreesClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import VarianceThreshold
+from sklearn.frozen import FrozenEstimator
 from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import (
+    ElasticNet,
+    Lasso,
+    LinearRegression,
+    LogisticRegression,
+    QuantileRegressor,
+    Ridge,
+    RidgeCV,
+)
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     Binarizer,
@@ -43,6 +59,7 @@ from sklearn.preprocessing import (
     RobustScaler,
     StandardScaler,
 )
+from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 from torch import nn
 
 import fullconformal
@@ -181,6 +198,13 @@ def learners():
     for classifier in (LogisticRegression(), MLPClassifier((2,), max_iter=2), MLPClassifier((2,), max_iter=2, early_stopping=True),
                        KNeighborsClassifier(2), KernelDensityClassifier()):  # fmt: skip
         yield classifier.fit(X, y), X
+    for one in (DecisionTreeClassifier(), ExtraTreeClassifier(), RandomForestClassifier(3), ExtraTreesClassifier(3, bootstrap=True),
+                BaggingClassifier(n_estimators=2), HistGradientBoostingClassifier(max_iter=2),
+                FrozenEstimator(LogisticRegression().fit(X, y))):  # fmt: skip
+        yield one.fit(X, y), X
+    for regressor in (Ridge(), Ridge(solver="sag"), RidgeCV(), LinearRegression(), Lasso(), ElasticNet(), QuantileRegressor(),
+                      KernelRidge(), MLPRegressor(hidden_layer_sizes=(2,), max_iter=2), KNeighborsRegressor(2)):  # fmt: skip
+        yield regressor.fit(X, X.sum(1)), X
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -190,7 +214,7 @@ def test_the_lists_of_what_is_learnt_are_what_scikit_learn_learns():
     for one, X in learners():
         packer = Packer()
         again = Unpacker(packer.tensors).unpack(json.loads(json.dumps(packer.pack(one))))
-        do = "predict_proba" if hasattr(one, "predict_proba") else "transform"
+        do = next(name for name in ("predict_proba", "predict", "transform") if hasattr(one, name))
         before, after = getattr(one, do)(X), getattr(again, do)(X)
         before, after = (np.asarray(part.toarray() if hasattr(part, "toarray") else part) for part in (before, after))
         assert np.array_equal(before, after, equal_nan=before.dtype.kind == "f"), one

@@ -55,7 +55,7 @@ def test_columns_that_are_neither_are_refused_by_name(change, message):
 def test_all_columns_that_are_neither_are_named_at_once():
     texts = [f"t{k}" for k in range(240)]
     frame = table(240).assign(when=pd.date_range("2020-01-01", periods=240), **{"my text": texts})
-    with pytest.raises(TableError, match=r"'when' holds dates; .*'my text' holds 240 .* --drop when --drop 'my text'$"):
+    with pytest.raises(TableError, match=r"'when' holds dates; .*'my text' holds 240 .* --drop when --drop 'my text'"):
         schema(frame)
 
 
@@ -76,7 +76,7 @@ def test_other_encodings_are_named(tmp_path):
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_other_separators_are_named(tmp_path, mark):
     table().to_csv(tmp_path / "a.csv", sep=mark, index=False)
-    with pytest.raises(TableError, match=r"separates its columns by .*commas"):
+    with pytest.raises(TableError, match=r"separates its columns by .*say so with --sep"):
         read_table(tmp_path / "a.csv")
     table()[["size"]].to_csv(tmp_path / "b.csv", index=False)
     assert read_table(tmp_path / "b.csv").shape == (40, 1)

@@ -157,6 +157,8 @@ class JackknifePlusRegressor(PlusRegressor):
     ((221, 2), 1)
     """
 
+    n_fits_: int
+
     def __init__(
         self, estimator: Any = None, *, minmax: bool = False, confidence_level: float = 0.9, n_jobs: int | None = None,
         random_state: Any = None, verbose: int | None = None,

@@ -55,7 +55,7 @@ def load(path: Path | str, *, factory: Any = None, device: str = "auto") -> Any:
 
     Returns
     -------
-    FullConformal, SplitConformal or any of their kin
+    FullConformalClassifier, SplitConformalRegressor or any of their kin
         Its p-values are, on the same device, those of the predictor that was saved, to the bit.
 
     Examples
@@ -65,7 +65,7 @@ def load(path: Path | str, *, factory: Any = None, device: str = "auto") -> Any:
     >>> from sklearn.datasets import load_iris
     >>> import fullconformal
     >>> X, y = load_iris(return_X_y=True)
-    >>> clf = fullconformal.FullConformal(l2=0.01).fit(X[::2], y[::2])
+    >>> clf = fullconformal.FullConformalClassifier(l2=0.01).fit(X[::2], y[::2])
     >>> with TemporaryDirectory() as folder:
     ...     clf.save(Path(folder) / "iris.safetensors")
     ...     again = fullconformal.load(Path(folder) / "iris.safetensors")

@@ -93,7 +93,7 @@ def deleted_order(
     known = rounding(bag, change, theta) + FLOOR + at.spread.sqrt()[:, None] * fits.reach
     error = step.error + bounds(step.spread, step.length, grown * fits.kappa, grown * fits.mu) + known
     order: Tensor = pvalues.order(
-        relative.margin(fits.z + step.shift, y), tau, (error + tau_error).nan_to_num(torch.inf)
+        relative.margin(fits.z + step.shift, y), tau, (error + tau_error).nan_to_num(torch.inf, torch.inf)
     )
     # Its loss is no less than with it.
     order[relative.margin(fits.z, y) - known > tau + tau_error] = 1
