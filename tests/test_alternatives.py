@@ -32,8 +32,8 @@ from fullconformal import (
     JackknifePlusClassifier,
     SplitConformalClassifier,
 )
-from fullconformal.estimators.inputs import uniforms
 from fullconformal.models import mlp
+from fullconformal.runtime.hashing import uniforms
 
 METHODS = [
     SplitConformalClassifier,

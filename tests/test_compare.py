@@ -154,7 +154,10 @@ def test_labels_that_leave_are_counted_by_the_methods_own_sets():
 
 
 def test_a_method_that_fails_does_not_stop_the_others():
-    methods = {"broken [x]": Broken(GaussianNB()), "forest": FullConformalClassifier(RandomForestClassifier())}
+    methods = {
+        "broken [x]": Broken(GaussianNB()),
+        "forest": FullConformalClassifier(RandomForestClassifier(), method="influence"),
+    }
     methods |= {"split": SplitConformalClassifier(GaussianNB(), random_state=0)}
     compared = compare(methods, *halves(load_iris), levels=[0.9])
     assert {name: type(error) for name, error in compared.errors.items()} == {

@@ -13,7 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
-METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting")]
+METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "parts")]
 BELOW_METHODS = [
     *ARRAYS,
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
@@ -48,6 +48,7 @@ LAYERS = {
     "methods": [*BELOW_METHODS, *METHOD_PARTS],
     "methods.base": BELOW_METHODS,
     "methods.fitting": [*BELOW_METHODS, "methods.base"],
+    "methods.parts": [*BELOW_METHODS, "methods.base", "methods.fitting"],
     # The whole GGN of a streamed last layer is influence on its features.
     "methods.last_layer": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
     "methods.select": [*BELOW_METHODS, "methods"],

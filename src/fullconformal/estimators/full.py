@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import ConformalClassifier, whole_or_nothing
-from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
@@ -23,6 +23,7 @@ from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query, Recalibration
 from fullconformal.methods.select import select
 from fullconformal.models.requirements import fit_transformer, needs_labels, split_pipeline, transform
+from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
 
@@ -35,13 +36,15 @@ class FullConformalClassifier(ConformalClassifier):
     ----------
     estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
-        LogisticRegression, MLPClassifier and KNeighborsClassifier; with ``method="exact"`` any with predict_proba. The C and
-        fit_intercept of a LogisticRegression with an L2 penalty are read, and the same objective is minimised here.
-    method : {"auto", "influence", "symmetric", "exact"} or Method, default="auto"
-        "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
-        regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
-        for k-NN and kernel densities, by honest refits for anything else. "auto" is exact for k-NN and kernel densities,
-        symmetric where the fit is convex (unless an option of influence is given), else influence.
+        any with predict_proba. The C and fit_intercept of a LogisticRegression with an L2 penalty are read, and the same objective
+        is minimised here.
+    method : {"auto", "influence", "symmetric", "exact", "folds"} or Method, default="auto"
+        "influence" is the paper's approximation, for every model with gradients. "symmetric" is exactly valid, for convex models:
+        logistic regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by
+        updates for k-NN and kernel densities, by honest refits for anything else. "folds" trains any classifier without each of
+        `folds` folds and scores every point by the model that has not seen it: valid up to the candidate's own effect on the other
+        models. "auto" is exact for k-NN and kernel densities, symmetric where the fit is convex, influence for networks that came
+        trained (`prefit`) and wherever an option of influence is given, else folds.
     scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
@@ -72,6 +75,12 @@ class FullConformalClassifier(ConformalClassifier):
     prune : {"auto", True, False}, default="auto"
         Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
         definite; False forms all of them.
+    folds, repeats : int, default=10 and 1
+        Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
+        repeats score a point by its mean probabilities, which makes sets steadier.
+    update : {"none", "influence"}, default="none"
+        Of ``method="folds"``: whether a candidate is added, by one step of influence, to the models that would have seen it. For
+        modules, with one repeat.
     max_epochs : int, default=200
         Of Adam, for modules that are trained here; L-BFGS follows until the gradient is small. 0 leaves all to that, from the
         module's own weights.
@@ -110,7 +119,8 @@ class FullConformalClassifier(ConformalClassifier):
     `set_params` after `fit`; other parameters are read when fitting.
 
     In a Pipeline the transformers are fitted once, to the training data. A guarantee in the strict sense would refit them for every
-    candidate: where they only look at X the difference is hardly to be measured, where they look at labels `fit` warns.
+    candidate: where they only look at X the difference is hardly to be measured, where they look at labels `fit` warns. With
+    ``method="folds"`` they are part of each model, and fitted to what trains it.
 
     Examples
     --------
@@ -133,16 +143,16 @@ class FullConformalClassifier(ConformalClassifier):
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
         curvature: Any = "auto", damping: float | None = None, l2: float | None = None, loss: Any = "softmax",
         prefit: bool = False, head: str | None = None, confidence_level: float = 0.9, class_conditional: bool = False,
-        prune: bool | str = "auto", max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
-        memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
-        verbose: int = 0,
+        prune: bool | str = "auto", folds: int = 10, repeats: int = 1, update: str = "none", max_epochs: int = 200,
+        device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, n_jobs: int | None = None,
+        checkpoint: Any = None, random_state: Any = None, verbose: int = 0,
     ):  # fmt: skip
         self._keep(locals())
 
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any = None) -> FullConformalClassifier:
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> FullConformalClassifier:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
@@ -153,6 +163,9 @@ class FullConformalClassifier(ConformalClassifier):
             ``torch.utils.data.Dataset`` or ``DataLoader`` of pairs (object, label), read once, in any order.
         y : array-like (n,)
             Labels; None where X yields them, which must then be the indices of the network's outputs.
+        groups : array-like (n,), optional
+            Which points belong together (rows of a patient, say); with ``method="folds"`` they share a fold. An object to predict
+            is taken to be of a group of its own.
         """
         validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
@@ -164,18 +177,27 @@ class FullConformalClassifier(ConformalClassifier):
         else:
             X, y = self._checked(X, y, reset=True)
             classes, index = encode_labels(y)
-            bag = Bag(X, index, classes)
+            bag = Bag(X, index, classes, validation.check_groups(groups, len(index)))
             self._sample = first_rows(X)
         selection = select(final, self.method, config, bag.X)
         if self.method == "auto":
             config.work.say(f"method {selection.method.name}: {selection.reason}")
-        self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
+        method = selection.method
+        if groups is not None and method.name != "folds":
+            raise ValueError(
+                f"groups go with method='folds', and this is {method.name!r}; leave them out, or ask for folds."
+            )
+        self.transformer_, inputs = None, bag.X
+        if method.takes_pipeline:
+            method = replace(method, model=self.estimator)
+        else:
+            self.transformer_, inputs = fit_transformer(transformers, bag.X, y, self.prefit)
         with progress_bar("training", bool(self.verbose)) as progress:
-            fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
+            fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
         self.method_, self.method_reason_ = fitted.method, selection.reason
         self.classes_ = np.arange(fitted.n_classes) if streamed else bag.classes
-        self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
+        self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
         told = [self._caveat] if fitted.guarantee.is_exact else fitted.warnings
         if any(told):
             warnings.warn(f"{'; '.join(told)}. (clf.diagnose() shows the figures.)", ConformalWarning, stacklevel=3)
@@ -197,6 +219,9 @@ class FullConformalClassifier(ConformalClassifier):
             damping=self.damping,
             q=validation.SCHEMES[self.scheme],
             approximation=self.approximation,
+            folds=self.folds,
+            repeats=self.repeats,
+            update=self.update,
             device=validation.device_of(self.device, self.estimator),
             dtype=validation.DTYPES[self.dtype],
             memory=int(self.memory_budget * 2**30),
@@ -255,7 +280,7 @@ class FullConformalClassifier(ConformalClassifier):
         validation.check_flag("smoothing", smoothing)
         X = self._prepare_inputs(X)
         validation.check_scores(self)
-        points, own = validation.check_weights(weights, self._fitted.n, len(X))
+        points, own = validation.check_weights(weights, self._fitted.n, _num_samples(X))
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         uniform = None
@@ -279,8 +304,8 @@ class FullConformalClassifier(ConformalClassifier):
         check_is_fitted(self)
         X = self._checked(X, reset=False)
         X = X if self.transformer_ is None else transform(self.transformer_, X)
-        if tuple(X.shape[1:]) != self._input_shape:
-            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
+        if shape_of(X) != self._input_shape:
+            raise ValueError(f"X has objects of shape {shape_of(X)}, but those of fit had {self._input_shape}.")
         return X
 
     def _query(self, **asked: Any) -> Query:
@@ -357,6 +382,8 @@ class FullConformalClassifier(ConformalClassifier):
         if self._fitted.guarantee.is_exact:
             kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
             return [f"! {_sentence(self._caveat)}" if self._caveat else kept]
+        if self._fitted.guarantee.reason:
+            return [_sentence(f"The p-values are {self._fitted.guarantee}")]
         told = self.diagnose()
         facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
         return [
@@ -407,6 +434,11 @@ class FullConformalClassifier(ConformalClassifier):
         require(proba.shape[1:] == (n_classes,) and bool(np.isfinite(proba).all()), "model")
         if fitted.quick:
             self.verify_p()
+
+
+def shape_of(X: Any) -> tuple[int, ...]:
+    """The shape of an object; of texts in a list, none."""
+    return tuple(getattr(X, "shape", (0,))[1:])
 
 
 def _sentence(text: str) -> str:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator
-from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.multiclass import check_classification_targets
@@ -30,20 +25,6 @@ def array(tensor: Tensor) -> npt.NDArray[Any]:
 def first_rows(X: Any, most: int = 20) -> Any:
     """Copies of the first rows, on which a saved predictor is tried when it is loaded."""
     return X[:most].copy() if isinstance(X, np.ndarray) else _safe_indexing(X, np.arange(min(_num_samples(X), most)))
-
-
-def contents(X: Any) -> Iterator[bytes]:
-    """What each object holds, as bytes that do not depend on the other objects."""
-    if issparse(X):
-        X = X.tocsr().sorted_indices()
-        for first, last in pairwise(X.indptr):
-            yield X.indices[first:last].astype(np.int64).tobytes() + X.data[first:last].tobytes()
-        return
-    X = np.asarray(X)
-    # Whose bytes would be addresses, or text as wide as the longest in the array.
-    named = X.dtype.kind not in "biufc"
-    for x in X:
-        yield repr(x.tolist() if hasattr(x, "tolist") else x).encode() if named else np.ascontiguousarray(x).tobytes()
 
 
 def unmasked(name: str, array: Any) -> Any:
@@ -216,20 +197,3 @@ def index_labels(y: Any, classes: npt.NDArray[Any], problem: str) -> npt.NDArray
         raise ValueError(f"y holds labels {problem}: {unknown[:5]}; the classes are {classes.tolist()}.")
     order = np.argsort(classes)
     return np.asarray(order[np.searchsorted(classes, y, sorter=order)])
-
-
-def uniforms(X: Any, seed: int) -> npt.NDArray[np.float64]:
-    """Uniforms (m,), one per object: a function of the seed, the object, and how many equal ones came before.
-
-    So an object has the same p-values in any batch, objects that come one at a time do not share a uniform, and neither do equal
-    objects in a batch: their errors would be the same, and coverage would depend on the seed as if there were few objects.
-    """
-    key, seen = seed.to_bytes(8, "big"), Counter[bytes]()
-    u = np.empty(_num_samples(X))
-    for row, content in enumerate(contents(X)):
-        digest = own = blake2b(content, digest_size=8, key=key).digest()
-        if before := seen[own]:
-            digest = blake2b(own + before.to_bytes(8, "big"), digest_size=8, key=key).digest()
-        seen[own] += 1
-        u[row] = int.from_bytes(digest, "big") / 2**64
-    return u

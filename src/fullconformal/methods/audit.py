@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues
@@ -79,6 +81,9 @@ class Audit:
 class Refits:
     """Minimisers of F over changed bags, each started from θ_Z: Newton for logistic regressions, L-BFGS for others."""
 
+    #: refits for an object and a label that score all points
+    a_pair = 1
+
     def __init__(self, fitted: FittedProblem):
         self.inputs, self.problem = fitted.inputs, fitted.problem
         problem = self.problem
@@ -123,7 +128,7 @@ class Refits:
 
 def audit_fitted(
     fitted: Fitted,
-    X: npt.NDArray[np.generic],
+    X: Any,
     query: Query,
     n_pairs: int,
     max_refits: int,
@@ -135,13 +140,16 @@ def audit_fitted(
 
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
-    n, refits = fitted.n, Refits(fitted) if isinstance(fitted, FittedProblem) else None
+    n, refits = fitted.n, Refits(fitted) if isinstance(fitted, FittedProblem) else fitted.refits()
     if refits is None and not fitted.guarantee.is_exact:
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
         )
-    n_points = n if query.q == 0 or refits is None else min(n, max_refits // n_pairs)
-    total = 0 if refits is None else n_pairs * (1 if query.q == 0 else n_points)
+    whole = query.q == 0 or not isinstance(refits, Refits)
+    n_points = n if whole else min(n, max_refits // n_pairs)
+    if refits is not None and whole:
+        n_pairs = max(1, min(n_pairs, max_refits // refits.a_pair))
+    total = 0 if refits is None else n_pairs * (refits.a_pair if whole else n_points)
     ticks = count(1)
 
     def tick() -> None:
@@ -150,8 +158,8 @@ def audit_fitted(
 
     p_method, p_exact, distances = [], [], []
     for _ in range(n_pairs):
-        at, label = rng.randint(len(X)), rng.randint(fitted.n_classes)
-        x = X[at : at + 1]
+        at, label = rng.randint(_num_samples(X)), rng.randint(fitted.n_classes)
+        x = _safe_indexing(X, [at])
         p = float(fitted.p_values(x, query)[0, label])
         p_method.append(p)
         if refits is None:

@@ -47,6 +47,9 @@ class Config:
     damping: float | None = None
     q: float = 1.0
     approximation: str = "direct"
+    folds: int = 10
+    repeats: int = 1
+    update: str = "none"
     device: torch.device = CPU
     #: None is the model's own; float64 for linear models
     dtype: torch.dtype | None = None
@@ -58,11 +61,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Bag:
-    """The training points: objects X (n, ...) as the model sees them, label indices y (n,), and the classes (C,) they stand for."""
+    """The training points: objects X (n, ...) as the model sees them, label indices y (n,), and the classes (C,) they stand for.
+
+    Points with the same entry of `groups` (n,), where there are any, belong together.
+    """
 
     X: Any
     y: IntArray
     classes: npt.NDArray[Any]
+    groups: npt.NDArray[Any] | None = None
 
     @property
     def n_classes(self) -> int:
@@ -99,6 +106,8 @@ class Method(ABC):
 
     #: what users call it
     name: ClassVar[str]
+    #: whether it trains a Pipeline as a whole, transformers and all, from the objects as they were given
+    takes_pipeline: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:
@@ -111,7 +120,7 @@ class Fitted(ABC):
     #: what users call the method
     method: ClassVar[str]
     #: what is promised of its sets
-    guarantee: ClassVar[Guarantee] = APPROXIMATE
+    guarantee: Guarantee = APPROXIMATE
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
     #: shape of an object, where the training points came as a stream
@@ -152,6 +161,10 @@ class Fitted(ABC):
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the method orders points without scoring them."""
+        return None
+
+    def refits(self) -> Any:
+        """What scores points by honest refits (`methods.audit`), for methods with refits of their own kind; None for others."""
         return None
 
     def holds(self, X: Any) -> bool:
