@@ -306,6 +306,15 @@ def test_tables_texts_and_sparse_objects():
     assert words.predict_p(["a b", "c"]).shape == (2, 5) and words.audit(["a b", "c"], n_pairs=1).n_refits == 2
 
 
+def test_transformers_whose_width_depends_on_the_fold_are_named():
+    X, y, *_ = points(40)
+    X = np.zeros((40, 1))
+    X[0] = 1
+    with pytest.raises(ValueError, match=r"shapes \(1,\) and \(2,\).*OneHotEncoder its categories"):
+        encode = OneHotEncoder(sparse_output=False, handle_unknown="ignore")
+        FullConformalClassifier(make_pipeline(encode, mlp(2, (), 3)), max_epochs=1, folds=3).fit(X, y)
+
+
 def test_groups_share_a_fold():
     X, y, *_ = points(60)
     groups = np.repeat([f"patient {k}" for k in range(20)], 3)

@@ -233,7 +233,9 @@ def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = ()) -> 
 def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, printer: Printer) -> pd.DataFrame:
     """The objects that a predictor takes, with notes on categories unseen in training."""
     X = schema.objects(frame)
-    for name, (rows, few) in unseen_categories(clf.transformer_[0], schema, X).items():
+    # Of folds every model has an encoder of its own.
+    unseen = {} if clf.transformer_ is None else unseen_categories(clf.transformer_[0], schema, X)
+    for name, (rows, few) in unseen.items():
         printer.note(
             f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones."
         )

@@ -22,7 +22,7 @@ from fullconformal.cli.tables import LEVEL, PATH, Printer
 @click.option("--target", required=True, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
 @tables.model_option
-@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact"]), default="auto", show_default=True,
+@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "folds"]), default="auto", show_default=True,
               help="The method of full CP; auto takes an exactly valid one if it is fast enough.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")

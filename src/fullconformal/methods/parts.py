@@ -147,6 +147,12 @@ def _together(estimator: Any, bag: Bag, parts: Sequence[Part], config: Config) -
     if learn:
         dtype = next(modules[0].parameters()).dtype
         sources = [to_tensor(part, config.device, dtype, training=True) for part in (inputs if steps else [bag.X])]
+        if len(widths := {part.shape[1:] for part in sources}) > 1:
+            found = " and ".join(str(tuple(shape)) for shape in sorted(widths))
+            raise ValueError(
+                f"the transformers give objects of shapes {found}, depending on what fold they were fitted without, and a network takes "
+                "one: give OneHotEncoder its categories, or transform X before fit; or take method='influence'."
+            )
         X = torch.stack(sources)
         y = torch.as_tensor(bag.y, device=config.device)
         check_outputs(modules[0], X[0], bag.n_classes)
