@@ -333,7 +333,9 @@ def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, A
     """The objects that a predictor takes, with notes on rows and categories: seen in training, and unseen."""
     X = schema.objects(frame)
     note_known_rows(X, notes, printer)
-    for name, (rows, few) in unseen_categories(clf.transformer_[0], schema, X).items():
+    # Of folds every model has an encoder of its own.
+    unseen = {} if clf.transformer_ is None else unseen_categories(clf.transformer_[0], schema, X)
+    for name, (rows, few) in unseen.items():
         printer.note(
             f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones."
         )
