@@ -24,6 +24,7 @@ import fullconformal
 from fullconformal import FullConformalClassifier
 from fullconformal.conformity import LAC
 from fullconformal.methods import parts
+from fullconformal.methods.audit import label_chances
 from fullconformal.methods.folds import Folds
 from fullconformal.models import cnn, mlp, stacked, train
 from fullconformal.runtime.hashing import contents, hashes
@@ -87,7 +88,9 @@ def test_an_audit_trains_honestly():
     report = clf.audit(Xt, n_pairs=6, random_state=1)
     rng = np.random.RandomState(1)
     for k in range(6):
-        at, label = rng.randint(len(Xt)), rng.randint(3)
+        at = rng.randint(len(Xt))
+        chances = label_chances(clf.predict_p(Xt)[at], clf.predict_proba(Xt)[at], 0.9)
+        label = int(rng.choice(3, p=chances))
         rng.choice(30, 30, replace=False)
         alpha, tau = folds_scores(by_classes(make, 3), X, y, fold, Xt[at], label, own[at], 3, honest=True)
         assert report.p_exact[k] == pytest.approx((1 + (alpha >= tau - 1e-9).sum()) / 31, abs=1e-12)
@@ -427,8 +430,11 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
             make_pipeline(StandardScaler(), mlp(4, (3,), 3)), folds=3, repeats=2, max_epochs=3, random_state=0
         ),
         lambda: FullConformalClassifier(MLPClassifier((3,), max_iter=30, random_state=0), folds=3, random_state=0),
+        lambda: FullConformalClassifier(
+            make_pipeline(StandardScaler(), HistGradientBoostingClassifier(max_iter=5)), folds=3, random_state=0
+        ),
     ],
-    ids=["network", "influence", "pipeline", "perceptron"],
+    ids=["network", "influence", "pipeline", "perceptron", "boosting"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_saved_and_loaded(make, tmp_path):
@@ -445,9 +451,9 @@ def test_saved_and_loaded(make, tmp_path):
 
 def test_what_cannot_be_saved_says_so(tmp_path):
     X, y, *_ = points(40)
-    clf = FullConformalClassifier(DecisionTreeClassifier(max_depth=2), folds=3, random_state=0).fit(X, y)
-    with pytest.raises(StorageError, match="DecisionTreeClassifier cannot be saved"):
-        clf.save(tmp_path / "tree.safetensors")
+    clf = FullConformalClassifier(GaussianNB(), folds=3, random_state=0).fit(X, y)
+    with pytest.raises(StorageError, match="GaussianNB cannot be saved"):
+        clf.save(tmp_path / "bayes.safetensors")
 
 
 def test_recalibration_and_report(tmp_path):

@@ -238,6 +238,8 @@ class FoldRefits:
     ) -> tuple[FloatArray, float]:
         """Scores of some training points (k,) and of the candidate of object X (1, ...) where all models have seen all they may."""
         assert self.candidate_folds is not None
+        # The folder keeps what was fitted without candidates.
+        config = replace(self.config, work=replace(self.config.work, checkpoint=None), progress=None)
         n, candidate = len(self.bag.y), self.candidate_folds(X)[:, 0]
         bag = Bag(joined(self.bag.X, X), np.append(self.bag.y, label), self.bag.classes)
         out = np.empty((len(self.fold), n + 1, bag.n_classes))
@@ -245,9 +247,7 @@ class FoldRefits:
             parts = self.parts(np.append(fold, own), bag)
             # The model without the candidate's fold is the one there is.
             others = [part for k, part in enumerate(parts) if k != own]
-            for (_, rest), (_, log_proba) in zip(
-                others, fit_parts(self.estimator, bag, others, self.config), strict=True
-            ):
+            for (_, rest), (_, log_proba) in zip(others, fit_parts(self.estimator, bag, others, config), strict=True):
                 out[r, rest] = log_proba
                 tick()
             out[r, parts[own][1]] = self.models[r * self.folds + own](take(bag.X, parts[own][1]))
