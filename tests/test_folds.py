@@ -415,6 +415,8 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     assert np.array_equal(clf.fit(X, y).predict_p(X[:5]), expected)
     # Two were kept, one was begun again with the last.
     assert len(trained) == 5
+    # An audit trains other models, which the folder is not asked for.
+    assert clf.audit(X[:2], n_pairs=1).n_refits == 3
     with pytest.raises(ValueError, match="another model"):
         FullConformalClassifier(picture_network(), checkpoint=tmp_path, folds=4, max_epochs=3, random_state=0).fit(X, y)
 
