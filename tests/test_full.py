@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import Oracle, algorithm_2
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification
+from sklearn.datasets import load_digits, load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -270,6 +270,24 @@ def test_diagnostics_print_and_warn_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConformalWarning)
         FullConformalClassifier(method="influence").fit(X, y)
+
+
+def test_the_warning_follows_the_mean_leverage_not_the_number_of_parameters():
+    """100 points, nine features: errors are above ε. 1,000 digits, 650 parameters that the penalty holds: they are not."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 9))
+    y = (X[:, :5].sum(1) + rng.logistic(size=100) > 0).astype(int)
+    with pytest.warns(ConformalWarning, match="10 parameters for 100 points, of which a point has a share of"):
+        clf = FullConformalClassifier(LogisticRegression(C=100.0), method="influence").fit(X, y)
+    # For two classes the mean leverage is tr(H⁻¹ Σ S xxᵀ)/n.
+    a, p = np.c_[X, np.ones(100)], clf.predict_proba(X)[:, 1]
+    gram = (a * (p * (1 - p))[:, None]).T @ a
+    expected = np.trace(np.linalg.solve(gram + np.diag([0.01] * 9 + [0.0]), gram)) / 100
+    assert clf.diagnose().mean_leverage == pytest.approx(expected, rel=1e-6)
+    digits, labels = load_digits(return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConformalWarning)
+        FullConformalClassifier(method="influence", l2=1e-2).fit(digits[:1000] / 16, labels[:1000])
 
 
 def test_an_indefinite_hessian_is_told_of(three):

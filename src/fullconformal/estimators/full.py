@@ -223,10 +223,8 @@ class FullConformalClassifier(ConformalClassifier):
             self.classes_ = np.arange(fitted.n_classes)
         self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
-        wanted = self.transformers == "fixed" and not (
-            self.transformer_ is not None and needs_labels(self.transformer_)
-        )
-        caveat = "" if self._is_diagnosed or (wanted and self.head is None) else self._caveat
+        fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
+        caveat = "" if self._is_diagnosed or (fixed and not needs_labels(self.transformer_)) else self._caveat
         told = list(filter(None, [*fitted.warnings, caveat]))
         if told:
             figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"

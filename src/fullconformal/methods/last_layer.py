@@ -72,6 +72,7 @@ class FittedLastLayer(Fitted):
     def diagnostics(self) -> Diagnostics:
         bag, n = self.bag, self.n
         s, loss = bag.self_influence[:n], bag.loss[:n]
+        leverage = SOFTMAX.leverage(loss, s)
         return Diagnostics(
             n_points=n,
             n_parameters=bag.figures.gradient.numel(),
@@ -83,7 +84,8 @@ class FittedLastLayer(Fitted):
             damping_chosen=self.damping_chosen,
             smallest_eigenvalue=bag.figures.smallest_eigenvalue,
             positive_definite=True,
-            largest_leverage=float(SOFTMAX.leverage(loss, s).max()),
+            largest_leverage=float(leverage.max()),
+            mean_leverage=float(leverage.clamp(max=1.0).mean()),
             negative_scores=int((loss < s).sum()),
         )
 
