@@ -109,6 +109,8 @@ class FullConformalRegressor(ConformalRegressor):
     _groups: npt.NDArray[Any] | None
     transformer_: Any
     _input_shape: tuple[int, ...]
+    method_: str
+    method_reason_: str
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,

@@ -210,6 +210,7 @@ class HeldOutRegressor(ConformalRegressor):
     """Base of the regressors that hold `CalibratedBands`; they give the constructor, the checks, and how models are calibrated."""
 
     _calibrated: CalibratedBands
+    _sample_groups: npt.NDArray[Any] | None
 
     @abstractmethod
     def check_params(self) -> None:
