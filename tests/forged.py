@@ -172,6 +172,7 @@ class Watch:
 def predictors():
     """Small fitted predictors of every kind, each with objects."""
     from sklearn.compose import ColumnTransformer
+    from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.neural_network import MLPClassifier
@@ -204,6 +205,9 @@ def predictors():
         (FullConformalClassifier(mlp(2, (2,), 2), max_epochs=1, curvature="last_layer_kron"), X),
         (FullConformalClassifier(KNeighborsClassifier(2)), X),
         (FullConformalClassifier(KernelDensityClassifier()), X),
+        (FullConformalClassifier(make_pipeline(columns, mlp(5, (2,), 2)), folds=2, max_epochs=1, random_state=0), table),
+        (FullConformalClassifier(mlp(2, (2,), 2), update="influence", folds=2, max_epochs=1, random_state=0), X),
+        (FullConformalClassifier(HistGradientBoostingClassifier(max_iter=2), folds=2, random_state=0), X),
         (SplitConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression()), random_state=0), X),
         (SplitConformalClassifier(MLPClassifier((2,), max_iter=2, random_state=0), conformity_score="aps", random_state=0), X),
         (CVPlusClassifier(KNeighborsClassifier(2), n_folds=2, random_state=0), X),

@@ -204,3 +204,17 @@ def literal_mean(points):
     """Mean and standard error of the mean."""
     values = [float(v) for v in points]
     return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def folds_scores(train, X, y, fold, candidate, label: int, own: int, n_classes: int, honest: bool) -> tuple:
+    """K-fold full CP by a literal loop: scores of the training points (n,) and of the candidate, which is in fold `own`.
+
+    `train(X, y)` returns a function that gives log-probabilities. Where not `honest`, no model has seen the candidate.
+    """
+    points, labels = np.vstack([X, candidate[None]]), np.append(y, label)
+    folds = np.append(fold, own)
+    alpha = np.zeros(len(points))
+    for j in range(len(points)):
+        seen = [i for i in range(len(points)) if folds[i] != folds[j] and (honest or i < len(X))]
+        alpha[j] = -train(points[seen], labels[seen])(points[j : j + 1])[0, labels[j]]
+    return alpha[:-1], alpha[-1]

@@ -32,8 +32,8 @@ from fullconformal import (
     JackknifePlusClassifier,
     SplitConformalClassifier,
 )
-from fullconformal.estimators.inputs import uniforms
 from fullconformal.models import mlp
+from fullconformal.runtime.hashing import uniforms
 
 METHODS = [
     SplitConformalClassifier,
@@ -318,7 +318,7 @@ def test_progress_is_told_model_by_model(method, steps, monkeypatch):
         assert shown
         yield lambda *state: told.append(state)
 
-    monkeypatch.setattr("fullconformal.estimators.parts.progress_bar", bar)
+    monkeypatch.setattr("fullconformal.estimators.held_out.progress_bar", bar)
     method(GaussianNB(), verbose=1, random_state=0).fit(X, Y)
     assert told == [(k + 1, steps) for k in range(steps)]
 

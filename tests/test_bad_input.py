@@ -126,16 +126,16 @@ def test_options_that_are_numbers_of_another_kind(options):
 def test_no_epochs_leave_the_fit_to_the_polish():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    clf = FullConformalClassifier(net, max_epochs=0).fit(X, Y)
+    clf = FullConformalClassifier(net, method="influence", max_epochs=0).fit(X, Y)
     assert clf.diagnose().gradient <= 1e-5 * len(Y)  # of the sum, where L-BFGS stops at 1e-5 of the mean
 
 
 def test_unsupported_estimators_name_the_supported():
     with pytest.raises(
         TypeError,
-        match=r"HistGradientBoostingClassifier cannot be wrapped.*LogisticRegression, MLPClassifier,.*method='exact'",
+        match=r"HistGradientBoostingClassifier cannot be wrapped.*LogisticRegression, MLPClassifier,.*method='folds'.*method='exact'",
     ):
-        FullConformalClassifier(HistGradientBoostingClassifier()).fit(X, Y)
+        FullConformalClassifier(HistGradientBoostingClassifier(), method="influence").fit(X, Y)
 
 
 @pytest.mark.parametrize("estimator", [None, Explodes()])
@@ -188,7 +188,7 @@ def test_a_curvature_that_does_not_fit_is_refused_before_training():
     with pytest.raises(
         MemoryError, match=r"'auto': no curvature .*ggn: .*dual: .*ekfac: .*last_layer: .*raise memory_budget"
     ):
-        FullConformalClassifier(net, max_epochs=10**9, memory_budget=1e-3).fit(X, Y)
+        FullConformalClassifier(net, method="influence", max_epochs=10**9, memory_budget=1e-3).fit(X, Y)
 
 
 def test_losses_that_are_not_finite():
@@ -525,7 +525,8 @@ def test_a_network_that_returns_probabilities_is_refused(prefit):
     with pytest.raises(ValueError, match=r"estimator returns probabilities.*leave out its last Softmax"):
         FullConformalClassifier(net, prefit=prefit, max_epochs=1).fit(X.astype("f4"), Y)
     logs = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))  # as good as logits
-    assert FullConformalClassifier(logs, prefit=prefit, max_epochs=1).fit(X.astype("f4"), Y).method_ == "influence"
+    expected = "influence" if prefit else "folds"
+    assert FullConformalClassifier(logs, prefit=prefit, max_epochs=1).fit(X.astype("f4"), Y).method_ == expected
 
 
 @pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier, CVPlusClassifier])
@@ -677,8 +678,10 @@ def test_a_report_needs_a_fit(tmp_path):
 
 
 def test_other_classifiers_are_sent_to_methods_that_take_them():
-    with pytest.raises(TypeError, match="works with SplitConformalClassifier and CVPlusClassifier"):
-        FullConformalClassifier(HistGradientBoostingClassifier()).fit(X, Y)
+    with pytest.raises(
+        TypeError, match="works with method='folds', with SplitConformalClassifier and CVPlusClassifier"
+    ):
+        FullConformalClassifier(HistGradientBoostingClassifier(), method="influence").fit(X, Y)
 
 
 def test_classifiers_that_files_do_not_know_have_another_way(tmp_path):

@@ -18,7 +18,7 @@ from fullconformal import (
     FullConformalClassifier,
     SplitConformalClassifier,
 )
-from fullconformal.estimators.inputs import uniforms
+from fullconformal.runtime.hashing import uniforms
 
 N, D = 48, 40
 

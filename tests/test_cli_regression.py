@@ -126,7 +126,7 @@ def test_a_network_and_bad_options(folder, tmp_path):
         pd.read_csv(folder / "new.csv")[["area", "floor", "town"]]
     ).shape == (100, 2)
     result = run("fit", table, "--target", "rent", "-o", out, "--model", "my.module:net")
-    assert result.exit_code == 2 and "lr (ridge regression) or mlp" in result.output
+    assert result.exit_code == 2 and "lr (ridge regression) or network" in result.output
     result = run("fit", table, "--target", "rent", "-o", out, "--method", "influence")
     assert result.exit_code == 2 and "auto (split CP) or exact (full CP" in result.output
     result = run("fit", table, "--target", "rent", "-o", out, "--method", "exact")

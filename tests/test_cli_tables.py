@@ -18,7 +18,6 @@ import fullconformal
 from fullconformal.cli import main
 from fullconformal.cli.schema import Schema
 from fullconformal.estimators.saving import load_with_notes
-from fullconformal.methods.select import METHODS
 
 PEOPLE = Path(__file__).parent / "data" / "people.csv"
 N = 300  # rows that train
@@ -157,13 +156,10 @@ def test_a_forest_end_to_end(people, tmp_path):
     assert "failed" not in table and "full CP" in table
 
 
-def test_boosting_goes_by_folds_where_there_are_any(people, tmp_path):
+def test_boosting_goes_by_folds(people, tmp_path):
     words = ("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "boosted", "--model", "boosting")
-    if "folds" in METHODS:
-        assert "method folds" in ok(*words).stdout
-        ok("predict", tmp_path / "boosted", people / "new.csv", "-q")
-    else:
-        assert "--model boosting needs K-fold full CP" in refused(*words)
+    assert "method folds" in ok(*words).stdout
+    ok("predict", tmp_path / "boosted", people / "new.csv", "-q")
 
 
 def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monkeypatch):

@@ -154,7 +154,10 @@ def test_labels_that_leave_are_counted_by_the_methods_own_sets():
 
 
 def test_a_method_that_fails_does_not_stop_the_others():
-    methods = {"broken [x]": Broken(GaussianNB()), "forest": FullConformalClassifier(HistGradientBoostingClassifier())}
+    methods = {
+        "broken [x]": Broken(GaussianNB()),
+        "forest": FullConformalClassifier(HistGradientBoostingClassifier(), method="influence"),
+    }
     methods |= {"split": SplitConformalClassifier(GaussianNB(), random_state=0)}
     compared = compare(methods, *halves(load_iris), levels=[0.9])
     assert {name: type(error) for name, error in compared.errors.items()} == {
@@ -344,7 +347,7 @@ def test_progress_is_shown_where_it_was_asked_for_and_bars_are_not_nested(monkey
     monkeypatch.setattr("fullconformal.comparison.progress_bar", Bar)
     methods = {"one": SplitConformalClassifier(GaussianNB(), random_state=0)}
     methods["two"] = CVPlusClassifier(GaussianNB(), random_state=0, verbose=1)
-    monkeypatch.setattr("fullconformal.estimators.parts.progress_bar", Bar)
+    monkeypatch.setattr("fullconformal.estimators.held_out.progress_bar", Bar)
     compare(methods, *halves(load_iris), levels=[0.9], verbose=1)
     assert shown[0] == ("one (1 of 2)", True) and ("two (2 of 2)", True) in shown and (1, 2) in shown
     assert all(not asked for label, asked in shown if label == "training")  # the methods' own bars

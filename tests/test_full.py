@@ -112,7 +112,9 @@ def test_a_perceptrons_batch_is_at_most_200_by_default(n, batch):
     X, y = make_classification(n, 5, random_state=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        clf = FullConformalClassifier(MLPClassifier((3,), alpha=2.0, max_iter=2, random_state=0)).fit(X, y)
+        clf = FullConformalClassifier(
+            MLPClassifier((3,), alpha=2.0, max_iter=2, random_state=0), method="influence"
+        ).fit(X, y)
     assert abs(float(clf._fitted.problem.penalty.max()) - 2.0 * n / batch) < 1e-12
 
 

@@ -247,7 +247,7 @@ def images():
 def fitted(images, net=None, **options):
     torch.manual_seed(0)
     net = ResNet().eval() if net is None else net
-    options = {"random_state": 0, "max_epochs": 20, "dtype": "float64", "l2": 0.1, **options}
+    options = {"method": "influence", "random_state": 0, "max_epochs": 20, "dtype": "float64", "l2": 0.1, **options}
     return FullConformalClassifier(net, **options).fit(*images)
 
 
@@ -307,7 +307,7 @@ def test_auto_takes_the_first_that_fits():
     net = mlp(4, (100, 20), 3)  # p = 2,583
 
     def chosen(memory_budget, repeats=1):
-        clf = FullConformalClassifier(net, max_epochs=0, memory_budget=memory_budget)
+        clf = FullConformalClassifier(net, method="influence", max_epochs=0, memory_budget=memory_budget)
         clf.fit(np.tile(X, (repeats, 1)), np.tile(y, repeats))
         return clf._fitted.curvature, clf.diagnose()
 

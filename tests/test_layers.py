@@ -13,7 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "intervals", "bands", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
-METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "regression")]
+METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "parts", "regression")]
 BELOW_METHODS = [
     *ARRAYS,
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
@@ -54,6 +54,7 @@ LAYERS = {
     "methods.base": BELOW_METHODS,
     "methods.fitting": [*BELOW_METHODS, "methods.base"],
     "methods.regression": [*BELOW_METHODS, "methods.base"],
+    "methods.parts": [*BELOW_METHODS, "methods.base", "methods.fitting"],
     # The whole GGN of a streamed last layer is influence on its features.
     "methods.last_layer": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
     # The curvature of a network is chosen as for labels.

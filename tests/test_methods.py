@@ -71,7 +71,11 @@ def test_auto_takes_symmetric_where_the_fit_is_convex():
         FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y).method_ == "symmetric"
     )
     assert FullConformalClassifier(approximation="newton").fit(X, y).method_ == "influence"
-    assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2).fit(X, y).method_ == "influence"
+    assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2).fit(X, y).method_ == "folds"
+    assert FullConformalClassifier(GaussianNB()).fit(X, y).method_ == "folds"
+    assert FullConformalClassifier(mlp(4, (3,), 3), prefit=True).fit(X, y).method_ == "influence"
+    assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, curvature="ggn").fit(X, y).method_ == "influence"
+    assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, scheme="ordinary").fit(X, y).method_ == "influence"
     assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, head="auto").fit(X, y).method_ == "symmetric"
 
 
@@ -85,7 +89,8 @@ def test_auto_takes_symmetric_where_the_fit_is_convex():
         (None, {}, "symmetric", "the fit of the built-in regression is convex, so symmetric scores are exactly valid"),
         (LogisticRegression(), {"damping": 0.1}, "influence", "an option of influence was given"),
         (LogisticRegression(), {"method": "influence"}, "influence", "LogisticRegression has a loss and gradients"),
-        (mlp(4, (3,), 3), {"max_epochs": 2}, "influence", "Sequential has a loss and gradients"),
+        (mlp(4, (3,), 3), {"max_epochs": 2, "prefit": True}, "influence", "Sequential has a loss and gradients"),
+        (mlp(4, (3,), 3), {"max_epochs": 2}, "folds", "Sequential is trained without each of 10 folds"),
         (mlp(4, (3,), 3), {"max_epochs": 2, "head": "auto"}, "symmetric", "the fit of Sequential is convex"),
         (
             mlp(4, (3,), 3), {"max_epochs": 2, "curvature": "last_layer_kron"}, "influence",
@@ -192,7 +197,9 @@ def test_recalibration_mends_an_overfitted_network():
         return X, (np.tanh(X) @ W + rng.gumbel(size=(size, 3))).argmax(1)
 
     (X, y), (Xn, yn), (Xt, yt) = sample(1000), sample(500), sample(2000)
-    clf = FullConformalClassifier(mlp(10, (50,), 3), l2=1e-5, random_state=0, max_epochs=60).fit(X, y)
+    clf = FullConformalClassifier(mlp(10, (50,), 3), method="influence", l2=1e-5, random_state=0, max_epochs=60).fit(
+        X, y
+    )
     raw = (clf.predict_p(Xt)[np.arange(2000), yt] <= 0.1).sum()
     mended = (clf.recalibrate(Xn, yn).predict_p(Xt)[np.arange(2000), yt] <= 0.1).sum()
     assert raw > binom.interval(0.999, 2000, 0.1)[1]
@@ -234,7 +241,7 @@ def test_a_regression_that_was_trained_elsewhere_is_fitted_again_with_a_warning(
 
 def test_audit_of_a_network_draws_points():
     X, y, Xt, _ = data(3, n=60)
-    clf = FullConformalClassifier(mlp(4, (4,), 3, "tanh"), max_epochs=20, random_state=0).fit(X, y)
+    clf = FullConformalClassifier(mlp(4, (4,), 3, "tanh"), method="influence", max_epochs=20, random_state=0).fit(X, y)
     # Each from two starts.
     report = clf.audit(Xt, n_pairs=2, max_refits=20)
     assert report.n_points == 5 and report.n_refits == 20 and "5 of 60 points a pair" in str(report)
@@ -446,14 +453,14 @@ def test_ordinary_inputs_that_used_to_break(tmp_path):
     sparse = make_pipeline(MaxAbsScaler(), LogisticRegression())
     assert FullConformalClassifier(sparse).fit(csr_matrix(X), y).predict_p(csr_matrix(Xt)).shape == (5, 2)
     own = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 2, bias=False).requires_grad_(False))
-    clf = FullConformalClassifier(own, max_epochs=0).fit(X, y)
+    clf = FullConformalClassifier(own, method="influence", max_epochs=0).fit(X, y)
     assert clf.diagnose().gradient < 1e-4
     bayes = FullConformalClassifier(GaussianNB(), method="exact", scheme="ordinary", checkpoint=tmp_path).fit(X, y)
     p = bayes.predict_p(Xt)
     assert np.array_equal(pickle.loads(pickle.dumps(bayes)).predict_p(Xt), p)
     assert np.array_equal(clone(bayes).fit(X, y).predict_p(Xt), p)  # a restart goes on in the same folder
     with pytest.raises(TypeError, match="LogisticRegressionCV cannot be wrapped"):
-        FullConformalClassifier(LogisticRegressionCV()).fit(X, y)
+        FullConformalClassifier(LogisticRegressionCV(), method="influence").fit(X, y)
     clf = FullConformalClassifier(scheme="ordinary").fit(X, y)
     assert np.array_equal(clf.predict_set(Xt, bounds=True), clf.predict_p(Xt, bounds=True)[1] > 0.1)
     nothing = clf.set_params(class_conditional=True).predict_p(Xt, weights=(y.astype(float), np.r_[0, 1, 1, 1, 1.0]))

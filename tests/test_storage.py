@@ -125,10 +125,12 @@ CASES = {
     "built-in, exact": lambda: FullConformalClassifier(method="exact"),
     "logistic, influence": lambda: FullConformalClassifier(LogisticRegression(C=2.0), method="influence"),
     "logistic, class-conditional": lambda: FullConformalClassifier(LogisticRegression(), class_conditional=True),
-    "perceptron": lambda: FullConformalClassifier(MLPClassifier((5,), max_iter=60, random_state=1)),
-    "network": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=5, random_state=0),
+    "perceptron": lambda: FullConformalClassifier(MLPClassifier((5,), max_iter=60, random_state=1), method="influence"),
+    "network": lambda: FullConformalClassifier(mlp(4, (6,), 3), method="influence", max_epochs=5, random_state=0),
+    "folds": lambda: FullConformalClassifier(mlp(4, (6,), 3), folds=3, max_epochs=5, random_state=0),
     "network, indefinite Hessian": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=2, curvature=Hessian(0.0)),
-    "network, float64, pruned": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=5, dtype="float64", prune=True),
+    "network, float64, pruned": lambda: FullConformalClassifier(
+        mlp(4, (6,), 3), method="influence", max_epochs=5, dtype="float64", prune=True),
     "network, newton": lambda: FullConformalClassifier(mlp(4, (3,), 3), max_epochs=5, approximation="newton"),
     "network, last layer": lambda: FullConformalClassifier(mlp(4, (6,), 3), max_epochs=5, curvature="last_layer"),
     "network, Kronecker last layer": lambda: FullConformalClassifier(
@@ -330,7 +332,7 @@ def test_images_and_frozen_layers_survive(tmp_path):
     X, y = points(shape=(1, 4, 4))
     network = convolutions()
     network[0].requires_grad_(False)
-    clf = FullConformalClassifier(network, max_epochs=3).fit(X[:N], y[:N])
+    clf = FullConformalClassifier(network, method="influence", max_epochs=3).fit(X[:N], y[:N])
     clf.save(tmp_path / "it")
     again = fullconformal.load(tmp_path / "it")
     same(clf, again, X[N:])
@@ -361,7 +363,9 @@ def test_predictors_of_streams_survive(curvature, tmp_path):
 
 def test_another_process_says_the_same(tmp_path):
     X, y = points()
-    clf = FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (6,), 3)), max_epochs=5).fit(X[:N], y[:N])
+    clf = FullConformalClassifier(
+        make_pipeline(StandardScaler(), mlp(4, (6,), 3)), method="influence", max_epochs=5
+    ).fit(X[:N], y[:N])
     clf.save(tmp_path / "it")
     np.save(tmp_path / "X.npy", X[N:])
     code = (
@@ -552,7 +556,11 @@ def saved(tmp_path_factory):
     cases = {
         "table": (FullConformalClassifier(make_pipeline(columns(), LogisticRegression()), method="influence"), table),
         "sparse": (FullConformalClassifier(make_pipeline(MaxAbsScaler(), LogisticRegression())), csr_array(X)),
-        "network": (FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (3,), 3)), max_epochs=3), X),
+        "network": (
+            FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (3,), 3)), method="influence", max_epochs=3),
+            X,
+        ),
+        "folds": (FullConformalClassifier(mlp(4, (3,), 3), folds=2, max_epochs=3), X),
         "symmetric": (FullConformalClassifier(), X),
         "neighbours": (FullConformalClassifier(KNeighborsClassifier()), X),
         "last layer": (FullConformalClassifier(mlp(4, (3,), 3), max_epochs=3, curvature="last_layer_kron"), X),

@@ -71,12 +71,12 @@ def make_regressor(model: str, schema: Schema, seed: int) -> Any:
 
     if model == "lr":
         return make_pipeline(encoder(schema), Ridge())
-    if model == "mlp":
+    if model == "network":
         return make_pipeline(
             encoder(schema), MLPRegressor(hidden_layer_sizes=(32,), alpha=1e-2, max_iter=500, random_state=seed)
         )
     raise ValueError(
-        f"--model {model} is for classes; for a quantity give lr (ridge regression) or mlp, or use Python."
+        f"--model {model} is for classes; for a quantity give lr (ridge regression) or network, or use Python."
     )
 
 

@@ -303,7 +303,9 @@ def find_local_modules() -> None:
 
 def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = (), sep: str | None = None) -> pd.DataFrame:
     """A table for a predictor; categories, the target if classes are text, and the columns in `text` are read as text."""
-    target = [] if clf.classes_.dtype.kind in "biuf" else [schema.target]
+    # A regressor has none.
+    classes = getattr(clf, "classes_", None)
+    target = [] if classes is None or classes.dtype.kind in "biuf" else [schema.target]
     return read_table(path, [*schema.categories, *target, *text], sep)
 
 
@@ -333,7 +335,10 @@ def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, A
     """The objects that a predictor takes, with notes on rows and categories: seen in training, and unseen."""
     X = schema.objects(frame)
     note_known_rows(X, notes, printer)
-    for name, (rows, few) in unseen_categories(clf.transformer_[0], schema, X).items():
+    # Of folds, and of parts that calibrate, every model has an encoder of its own.
+    encoded = getattr(clf, "transformer_", None)
+    unseen = {} if encoded is None else unseen_categories(encoded[0], schema, X)
+    for name, (rows, few) in unseen.items():
         printer.note(
             f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones."
         )

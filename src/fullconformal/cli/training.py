@@ -23,7 +23,8 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
 @options.task_option
 @options.model_option
-@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob"]), default="auto", show_default=True,
+@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob", "folds"]), default="auto",
+              show_default=True,
               help="The method of full CP; auto takes an exactly valid one if it is fast enough.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
@@ -263,14 +264,8 @@ def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> t
     if model == "forest":
         return {"method": method}, ["from one fit; its coverage is measured, not proved"]
     if model == "boosting":
-        from fullconformal.methods.select import METHODS
-
         # Boosted trees have neither a convex fit nor points left out: full CP takes a training for each fold.
-        if method == "auto" and "folds" not in METHODS:
-            raise ValueError(
-                "--model boosting needs K-fold full CP, which this version does not have; use --model forest."
-            )
-        return {"method": "folds" if method == "auto" else method}, []
+        return {"method": method}, []
     epochs = min(200, max(20, 1_000_000 // n))
     options, reasons = {"method": method, "max_epochs": epochs}, [f"{epochs} epochs of training"]
     p = sum(q.numel() for q in estimator[-1].parameters() if q.requires_grad)

@@ -13,10 +13,11 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.bands import Band, FloatArray
-from fullconformal.estimators.parts import Part, fit_parts
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config
 from fullconformal.methods.fitting import fit_foreign
+from fullconformal.methods.parts import Part, fit_each
+from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
 
 IntArray = npt.NDArray[np.int64]
@@ -89,7 +90,8 @@ class RegressionFit:
     def folds(self, parts: Sequence[Part]) -> tuple[PointBands, FloatArray, IntArray]:
         """A model for each part, the score (n,) of each point by the model that has not seen it, and which model that is (n,)."""
         score, which = np.empty(len(self.y)), np.empty(len(self.y), dtype=np.int64)
-        models = list(fit_parts(self._fit_part, parts, self.config, self.verbose))
+        with progress_bar("training", self.verbose) as progress:
+            models = list(fit_each(self._fit_part, parts, self.config, progress))
         for k, (model, (_, rest)) in enumerate(zip(models, parts, strict=True)):
             score[rest] = PointBands([model])(self.at(rest)).scores(self.y[rest])[:, 0]
             which[rest] = k
@@ -196,15 +198,3 @@ def one_inside_the_other(lower: FloatArray, upper: FloatArray) -> tuple[FloatArr
     crossed = lower > upper
     lower[crossed] = upper[crossed] = np.inf
     return lower, upper
-
-
-def as_groups(groups: Any, n: int) -> npt.NDArray[Any]:
-    """Groups (n,), one for each object, none missing."""
-    out = np.asarray(groups)
-    if out.shape != (n,) or out.dtype.kind not in "biufUO":
-        raise ValueError(f"groups must hold one word or number for each of the {n} objects, got shape {out.shape}.")
-    if out.dtype.kind == "O":
-        out = out.astype(str)
-    if out.dtype.kind == "f" and np.isnan(out).any():
-        raise ValueError(f"groups holds NaN for {int(np.isnan(out).sum())} objects; give each a group.")
-    return out

@@ -12,10 +12,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.bands import Band, FloatArray
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
-from fullconformal.estimators.parts import check_folds
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import check_held_out_regressor, check_regressor, check_whole
 from fullconformal.guarantees import EXACT, TWICE, Guarantee
+from fullconformal.methods.parts import check_folds
 from fullconformal.storage import savable
 
 

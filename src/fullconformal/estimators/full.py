@@ -16,7 +16,7 @@ from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
-from fullconformal.estimators.inputs import encode_labels, first_rows, uniforms
+from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
@@ -26,8 +26,10 @@ from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
+from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import fit_transformer, split_pipeline, transform
 from fullconformal.models.transformers import is_fixed, needs_labels, seeded
+from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import LIMITS, StorageError, require, savable
 
@@ -40,15 +42,17 @@ class FullConformalClassifier(ConformalClassifier):
     ----------
     estimator : None, nn.Module, scikit-learn classifier, skorch net, or Pipeline ending in one, default=None
         The classifier. None is a multinomial logistic regression. A module maps a batch to logits. Of scikit-learn's,
-        LogisticRegression, MLPClassifier, KNeighborsClassifier and forests (RandomForestClassifier, ExtraTreesClassifier with
-        bootstrap=True, BaggingClassifier); with ``method="exact"`` any with predict_proba. The C and fit_intercept of a
-        LogisticRegression with an L2 penalty are read, and the same objective is minimised here.
-    method : {"auto", "influence", "symmetric", "exact", "oob"} or Method, default="auto"
-        "influence" is the paper's approximation, for every model. "symmetric" is exactly valid, for convex models: logistic
-        regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by updates
-        for k-NN and kernel densities, by honest refits for anything else. "oob" scores a point by the trees of a forest that did
-        not draw it: one fit, coverage measured and not proved. "auto" is exact for k-NN and kernel densities, symmetric where
-        the fit is convex (unless an option of influence is given), oob for forests, else influence.
+        any with predict_proba. The C and fit_intercept of a LogisticRegression with an L2 penalty are read, and the same objective
+        is minimised here.
+    method : {"auto", "influence", "symmetric", "exact", "oob", "folds"} or Method, default="auto"
+        "influence" is the paper's approximation, for every model with gradients. "symmetric" is exactly valid, for convex models:
+        logistic regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by
+        updates for k-NN and kernel densities, by honest refits for anything else. "oob" scores a point by the trees of a forest
+        (RandomForestClassifier, ExtraTreesClassifier with bootstrap=True, BaggingClassifier) that did not draw it: one fit,
+        coverage measured and not proved. "folds" trains any classifier without each of `folds` folds and scores every point by the
+        model that has not seen it: valid up to the candidate's own effect on the other models. "auto" is exact for k-NN and kernel
+        densities, symmetric where the fit is convex, oob for forests, influence for networks that came trained (`prefit`) and
+        wherever an option of influence is given, else folds.
     scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
@@ -85,6 +89,12 @@ class FullConformalClassifier(ConformalClassifier):
     prune : {"auto", True, False}, default="auto"
         Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
         definite; False forms all of them.
+    folds, repeats : int, default=10 and 1
+        Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
+        repeats score a point by its mean probabilities, which makes sets steadier.
+    update : {"none", "influence"}, default="none"
+        Of ``method="folds"``: whether a candidate is added, by one step of influence, to the models that would have seen it. For
+        modules, with one repeat.
     max_epochs : int, default=200
         Of Adam, for modules that are trained here; L-BFGS follows until the gradient is small. 0 leaves all to that, from the
         module's own weights.
@@ -125,6 +135,8 @@ class FullConformalClassifier(ConformalClassifier):
 
     A transformer that looks at labels only where it is given some, and has no tag that says so, is given none with ``transformers="bag"``.
 
+    With ``method="folds"`` the transformers of a Pipeline are part of each model, and fitted to what trains it.
+
     Examples
     --------
     >>> from sklearn.datasets import load_iris
@@ -148,16 +160,16 @@ class FullConformalClassifier(ConformalClassifier):
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
         curvature: Any = "auto", damping: float | None = None, l2: float | None = None, loss: Any = "softmax",
         prefit: bool = False, head: str | None = None, transformers: str = "bag", confidence_level: float = 0.9,
-        class_conditional: bool = False, prune: bool | str = "auto", max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
-        memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
-        verbose: int | None = None,
+        class_conditional: bool = False, prune: bool | str = "auto", folds: int = 10, repeats: int = 1, update: str = "none",
+        max_epochs: int = 200, device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, n_jobs: int | None = None,
+        checkpoint: Any = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any = None, classes: Any = None) -> FullConformalClassifier:
+    def fit(self, X: Any, y: Any = None, classes: Any = None, *, groups: Any = None) -> FullConformalClassifier:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
@@ -172,38 +184,44 @@ class FullConformalClassifier(ConformalClassifier):
             Every class there is, where y may lack some, as in scikit-learn's ``partial_fit``. A label without a training point counts as
             stranger than all points: p = 1/(n + 1), or 1 where ``class_conditional`` leaves it nothing to be compared with. Networks with
             an output for every class, and refits, score such labels themselves.
+        groups : array-like (n,), optional
+            Which points belong together (rows of a patient, say); with ``method="folds"`` they share a fold. An object to predict
+            is taken to be of a group of its own.
         """
         validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
         config = self._config()
         streamed = is_stream(X)
         if streamed:
-            validation.check_stream(self, y, classes)
+            validation.check_stream(self, y, classes, groups)
             bag = Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
         else:
             X, y = self._checked(X, y, reset=True)
             found, index = encode_labels(y)
             self._sample = first_rows(X)
         selection = select(final, self.method, config, bag.X if streamed else X)
+        method = selection.method
         if not streamed:
             outputs = (isinstance(final, nn.Module) and self.head is None) or is_skorch(final)
-            known, place = self._declare(found, classes, outputs or isinstance(selection.method, Refit))
-            bag = Bag(X, place[index], known)
+            known, place = self._declare(found, classes, outputs or isinstance(method, Refit))
+            bag = Bag(X, place[index], known, validation.check_groups(groups, len(index), method.name))
         if self.method == "auto":
-            config.work.say(f"method {selection.method.name}: {selection.reason}")
+            config.work.say(f"method {method.name}: {selection.reason}")
+        if method.takes_pipeline:
+            method, transformers = replace(method, model=self.estimator), None
         # Open random states are closed, so that transformers can be fitted to other bags in the same way.
         unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
         learns = y if unfitted is None or self.transformers == "fixed" or needs_labels(unfitted) else None
         self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
         with progress_bar("training", self.verbose) as progress:
-            fitted = selection.method.fit(replace(bag, X=inputs), replace(config, progress=progress))
+            fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         if self._refits_transformers(fitted):
-            fitted = FittedInBag.of(fitted, selection.method, config, self.transformer_, bag)
+            fitted = FittedInBag.of(fitted, method, config, self.transformer_, bag)
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
         self.method_, self.method_reason_ = fitted.method, selection.reason
         if streamed:
             self.classes_ = np.arange(fitted.n_classes)
-        self._input_shape = fitted.input_shape if streamed else tuple(inputs.shape[1:])
+        self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
         fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
         caveat = "" if self._is_diagnosed or (fixed and not needs_labels(self.transformer_)) else self._caveat
@@ -229,6 +247,9 @@ class FullConformalClassifier(ConformalClassifier):
             damping=self.damping,
             q=validation.SCHEMES[self.scheme],
             approximation=self.approximation,
+            folds=self.folds,
+            repeats=self.repeats,
+            update=self.update,
             device=validation.device_of(self.device, self.estimator),
             dtype=validation.DTYPES[self.dtype],
             memory=int(self.memory_budget * 2**30),
@@ -324,10 +345,8 @@ class FullConformalClassifier(ConformalClassifier):
         check_is_fitted(self)
         X = self._checked(X, reset=False)
         seen = X if self.transformer_ is None else transform(self.transformer_, X)
-        if tuple(seen.shape[1:]) != self._input_shape:
-            raise ValueError(
-                f"X has objects of shape {tuple(seen.shape[1:])}, but those of fit had {self._input_shape}."
-            )
+        if shape_of(seen) != self._input_shape:
+            raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
         return X if isinstance(self._fitted, FittedInBag) else seen
 
     def _query(self, **asked: Any) -> Query:
@@ -412,21 +431,8 @@ class FullConformalClassifier(ConformalClassifier):
         return query.total(self._fitted.labels, self._fitted.n_classes) if fresh is None else fresh.sizes
 
     def notes(self) -> list[str]:
-        if self._fitted.guarantee.is_exact:
-            kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
-            return [f"! {promises.sentence(self._caveat)}" if self._caveat else kept]
-        if not self._is_diagnosed:
-            warned = filter(None, [*self._fitted.warnings, self._caveat])
-            return [
-                *(f"! {promises.sentence(text)}" for text in warned),
-                f"The p-values are approximate: {self._fitted.guarantee.reason}.",
-            ]
-        told = self.diagnose()
-        facts = f"The p-values are approximate: influence functions on {told.n_points:,} points and {told.n_parameters:,} parameters."
-        return [
-            *(f"! {promises.sentence(text)}" for text in told.warnings),
-            facts if told.warnings else f"{facts} Nothing to warn of.",
-        ]
+        diagnosed = self.diagnose() if self._is_diagnosed else None
+        return promises.notes(self._fitted, self._caveat, diagnosed)
 
     @property
     def guarantee_(self) -> Guarantee:

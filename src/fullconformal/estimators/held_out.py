@@ -5,32 +5,31 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
-from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels, uniforms
-from fullconformal.estimators.parts import Part, check_folds, fit_parts
+from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels
 from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
-from fullconformal.methods.fitting import LogProba, Model, Piped, fit_model
+from fullconformal.methods.fitting import LogProba, Model, Piped
+from fullconformal.methods.parts import Part, check_folds, fit_parts
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import finite_rows, split_pipeline
-from fullconformal.runtime.tasks import Work
+from fullconformal.runtime.hashing import uniforms
+from fullconformal.runtime.tasks import Work, progress_bar
 from fullconformal.storage import LIMITS, expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
 #: parameters that say how labels are scored; what was calibrated with others is of no use
 SCORING = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
 
@@ -120,8 +119,8 @@ class HeldOutFit:
 
     def models(self, parts: Sequence[Part]) -> Iterator[tuple[Model, FloatArray]]:
         """Models fitted to the points that train, with their log-probabilities of the points that are scored, part by part."""
-        fit = partial(_fit_and_apply, self.estimator, self.bag)
-        return fit_parts(fit, parts, self.config, self.verbose)
+        with progress_bar("training", self.verbose) as progress:
+            yield from fit_parts(self.estimator, self.bag, parts, self.config, progress)
 
     def calibrated(self, model: Model, log_proba: FloatArray, y: IntArray, uniform: FloatArray) -> Calibrated:
         """A model with the scores of points y (k,) it was not trained on."""
@@ -154,13 +153,6 @@ class HeldOutFit:
 def own_scores(score: ConformityScore, log_proba: FloatArray, y: IntArray, uniform: FloatArray | None) -> FloatArray:
     """Scores (k,) of points with labels y (k,)."""
     return score.scores(log_proba, uniform)[np.arange(len(y)), y]
-
-
-def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> tuple[Model, FloatArray]:
-    """A model fitted to the points of a part that train, and its log-probabilities of those that are scored."""
-    train, rest = part
-    model = fit_model(estimator, Bag(_safe_indexing(bag.X, train), bag.y[train], bag.classes), config)
-    return model, finite_rows(model(_safe_indexing(bag.X, rest)), "to be calibrated with")
 
 
 def check_trained(y: IntArray, bag: Bag, what: str, remedy: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, bfloat16
 
-from fullconformal.models.objects import contents
 from fullconformal.models.requirements import REMEDY, place
 from fullconformal.storage import LIMITS
 
@@ -273,18 +270,13 @@ def index_labels(y: Any, classes: npt.NDArray[Any], problem: str) -> npt.NDArray
     return np.asarray(order[np.searchsorted(classes, y, sorter=order)])
 
 
-def uniforms(X: Any, seed: int) -> npt.NDArray[np.float64]:
-    """Uniforms (m,), one per object: a function of the seed, the object, and how many equal ones came before.
-
-    So an object has the same p-values in any batch, objects that come one at a time do not share a uniform, and neither do equal
-    objects in a batch: their errors would be the same, and coverage would depend on the seed as if there were few objects.
-    """
-    key, seen = seed.to_bytes(8, "big"), Counter[bytes]()
-    u = np.empty(_num_samples(X))
-    for row, content in enumerate(contents(X)):
-        digest = own = blake2b(content, digest_size=8, key=key).digest()
-        if before := seen[own]:
-            digest = blake2b(own + before.to_bytes(8, "big"), digest_size=8, key=key).digest()
-        seen[own] += 1
-        u[row] = int.from_bytes(digest, "big") / 2**64
-    return u
+def as_groups(groups: Any, n: int) -> npt.NDArray[Any]:
+    """Groups (n,), one for each object, none missing."""
+    out = np.asarray(groups)
+    if out.shape != (n,) or out.dtype.kind not in "biufUO":
+        raise ValueError(f"groups must hold one word or number for each of the {n} objects, got shape {out.shape}.")
+    if out.dtype.kind == "O":
+        out = out.astype(str)
+    if out.dtype.kind == "f" and np.isnan(out).any():
+        raise ValueError(f"groups holds NaN for {int(np.isnan(out).sum())} objects; give each a group.")
+    return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fullconformal.diagnostics import Diagnostics
+from fullconformal.methods.base import Fitted
 from fullconformal.models.transformers import is_fixed, needs_labels, parts
 
 
@@ -31,3 +33,18 @@ def caveat(head: str | None, transformers: Any) -> str:
 def sentence(text: str) -> str:
     """A text that begins and ends as sentences do."""
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def notes(fitted: Fitted, caveat: str, diagnosed: Diagnostics | None) -> list[str]:
+    """What a reader of the sets should know, a sentence each; a warning begins with "!"."""
+    if fitted.guarantee.is_exact:
+        kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
+        return [f"! {sentence(caveat)}" if caveat else kept]
+    if diagnosed is None:
+        warned = filter(None, [*fitted.warnings, caveat])
+        reason = f"The p-values are approximate: {fitted.guarantee.reason}."
+        return [*(f"! {sentence(text)}" for text in warned), reason]
+    facts = f"influence functions on {diagnosed.n_points:,} points and {diagnosed.n_parameters:,} parameters."
+    facts = f"The p-values are approximate: {facts}"
+    told = [f"! {sentence(text)}" for text in diagnosed.warnings]
+    return [*told, facts if told else f"{facts} Nothing to warn of."]

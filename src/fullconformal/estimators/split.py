@@ -19,10 +19,10 @@ from fullconformal.estimators.held_out import (
     HeldOutFit,
     check_trained,
 )
-from fullconformal.estimators.parts import Part
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.guarantees import EXACT, TWICE
 from fullconformal.methods.fitting import fit_model
+from fullconformal.methods.parts import Part
 from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.sets import likeliest
 from fullconformal.storage import savable

@@ -17,13 +17,14 @@ from torch import nn
 from fullconformal import sets
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
-from fullconformal.estimators.inputs import index_labels, labels
+from fullconformal.estimators.inputs import as_groups, index_labels, labels
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import ConformalWarning, Method
 from fullconformal.methods.fitting import trained_here
+from fullconformal.methods.folds import UPDATES
 from fullconformal.methods.oob import is_forest
-from fullconformal.methods.select import METHODS, is_convex, is_neighbors
+from fullconformal.methods.select import METHODS, is_convex, is_neighbors, takes_folds
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
 
 Array = npt.NDArray[Any]
@@ -98,6 +99,15 @@ def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
     return checked[0], checked[1][:, None]
 
 
+def check_groups(groups: Any, n: int, method: str) -> Array | None:
+    """Checked groups (n,) of the training points, or None; of a method that has them."""
+    if groups is None:
+        return None
+    if method != "folds":
+        raise ValueError(f"groups go with method='folds', and this is {method!r}; leave them out, or ask for folds.")
+    return as_groups(groups, n)
+
+
 def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Label indices (m,) of fresh points, which must be known labels, one for each object."""
     y = column_or_1d(labels(y))
@@ -143,6 +153,13 @@ def check_full(clf: Any) -> None:
         check_option("method", clf.method, METHODS)
     check_option("transformers", clf.transformers, ("bag", "fixed"))
     check_scores(clf)
+    check_whole("folds", clf.folds, 2, "a whole number ≥ 2")
+    check_whole("repeats", clf.repeats, 1, "a whole number ≥ 1")
+    check_option("update", clf.update, UPDATES)
+    if clf.method == "folds" and clf.scheme != "deleted":
+        raise ValueError(
+            f"scheme={clf.scheme!r} does not go with method='folds': no model has seen the point that it scores; take 'deleted'."
+        )
     if not isinstance(clf.curvature, Curvature):
         check_option("curvature", clf.curvature, ("auto", *CURVATURES, "last_layer_kron"))
     if not isinstance(clf.loss, Loss):
@@ -167,6 +184,8 @@ def check_full(clf: Any) -> None:
     elif is_neighbors(final) or refits:
         if clf.prefit or clf.l2 is not None:
             raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")
+    elif takes_folds(final, clf.method, clf, clf.scheme == "deleted"):
+        check_trainable(clf.estimator, clf.l2)
     else:
         check_estimator_kind(clf.estimator, clf.l2, clf.head)
     if clf.prefit and clf.estimator is None:
@@ -186,7 +205,7 @@ def check_scores(clf: Any) -> None:
         raise ValueError(f"prune={clf.prune!r} is unknown; allowed: 'auto', True, False.")
 
 
-def check_stream(clf: Any, y: Any, classes: Any = None) -> None:
+def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None) -> None:
     """Raise where a dataset or loader cannot be taken, before it is read."""
     transformers, final = split_pipeline(clf.estimator)
     given = "a Dataset or DataLoader as X"
@@ -194,6 +213,8 @@ def check_stream(clf: Any, y: Any, classes: Any = None) -> None:
         raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
     if classes is not None:
         raise ValueError(f"classes was given beside {given}, whose classes are the network's outputs; leave it out.")
+    if groups is not None:
+        raise ValueError(f"groups was given beside {given}, and goes with method='folds' and arrays; leave it out.")
     if not clf.prefit or transformers is not None or clf.head is not None or not isinstance(final, nn.Module):
         raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
     if clf.curvature not in ("last_layer", "last_layer_kron"):
@@ -232,19 +253,24 @@ def check_held_out(clf: Any, tunes: bool = False) -> None:
             f"conformity_score='raps' needs k_reg and lambda_reg, got {clf.k_reg!r} and {clf.lambda_reg!r}; only "
             "SplitConformalClassifier tunes them, on a part of its calibration points."
         )
-    final = split_pipeline(clf.estimator)[1]
+    check_trainable(clf.estimator, clf.l2)
+
+
+def check_trainable(estimator: Any, l2: float | None) -> None:
+    """Raise unless the estimator can be trained on any part of the data and has probabilities."""
+    final = split_pipeline(estimator)[1]
     if trained_here(final):
-        check_estimator_kind(clf.estimator, clf.l2)
+        check_estimator_kind(estimator, l2)
         return
     check_instance(final)
     name = type(final).__name__
-    if not hasattr(clf.estimator, "predict_proba"):
+    if not hasattr(estimator, "predict_proba"):
         raise TypeError(
             f"estimator={name} has no predict_proba; give a classifier that has, for instance "
             f"sklearn.calibration.CalibratedClassifierCV({name}(...))."
         )
-    if clf.l2 is not None:
-        raise ValueError(f"l2={clf.l2!r} was given, but {name} brings its own penalty; set it there.")
+    if l2 is not None:
+        raise ValueError(f"l2={l2!r} was given, but {name} brings its own penalty; set it there.")
 
 
 def score_of(clf: Any) -> ConformityScore:

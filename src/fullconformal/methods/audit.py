@@ -215,13 +215,19 @@ def audit_fitted(
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
     n, first = fitted.n, fitted.at(take(X, [0]), 0)[0]
-    refits = Refits(first, rng) if isinstance(first, FittedProblem) else None
+    refits = Refits(first, rng) if isinstance(first, FittedProblem) else first.refits()
     if refits is None and not fitted.guarantee.is_exact:
         other = "check the coverage on held-out points" if fitted.guarantee.reason else "audit on arrays"
         raise ValueError(f"an audit refits the model, and this one's training points were not kept; {other} instead.")
-    starts = 0 if refits is None else len(refits.starts)
-    n_points = n if query.q == 0 or refits is None else min(n, max(max_refits // (n_pairs * starts), 1))
-    total = n_pairs * starts * (1 if query.q == 0 else n_points)
+    starts = len(refits.starts) if isinstance(refits, Refits) else 1
+    n_points, total = n, 0
+    if isinstance(refits, Refits):
+        n_points = n if query.q == 0 else min(n, max(max_refits // (n_pairs * starts), 1))
+        total = n_pairs * starts * (1 if query.q == 0 else n_points)
+    elif refits is not None:
+        # Which score all points at once.
+        n_pairs = max(1, min(n_pairs, max_refits // refits.a_pair))
+        total = n_pairs * refits.a_pair
     ticks = count(1)
 
     def tick() -> None:
@@ -239,11 +245,12 @@ def audit_fitted(
         weights.append(1 / chances[label])
         # With transformers in the bag, another fit for each object.
         one, x = fitted.at(x, label)
-        if not isinstance(one, FittedProblem):
+        if refits is None:
             p_exact.append(p)
             continue
         points = np.sort(rng.choice(n, n_points, replace=False))
-        exact, own = (refits if one is first and refits else Refits(one, rng)).scores(x, label, points, query.q, tick)
+        own_refits = Refits(one, rng) if isinstance(one, FittedProblem) and one is not first else refits
+        exact, own = own_refits.scores(x, label, points, query.q, tick)
         told = one.scores(x, query)
         if told is None:
             p_exact.append((1 + n * not_below(exact, own)) / (n + 1))

@@ -47,6 +47,9 @@ class Config:
     damping: float | None = None
     q: float = 1.0
     approximation: str = "direct"
+    folds: int = 10
+    repeats: int = 1
+    update: str = "none"
     device: torch.device = CPU
     #: None is the model's own; float64 for linear models
     dtype: torch.dtype | None = None
@@ -58,11 +61,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Bag:
-    """The training points: objects X (n, ...) as the model sees them, label indices y (n,), and the classes (C,) they stand for."""
+    """The training points: objects X (n, ...) as the model sees them, label indices y (n,), and the classes (C,) they stand for.
+
+    Points with the same entry of `groups` (n,), where there are any, belong together.
+    """
 
     X: Any
     y: IntArray
     classes: npt.NDArray[Any]
+    groups: npt.NDArray[Any] | None = None
 
     @property
     def n_classes(self) -> int:
@@ -104,6 +111,8 @@ class Method(ABC):
 
     #: what users call it
     name: ClassVar[str]
+    #: whether it trains a Pipeline as a whole, transformers and all, from the objects as they were given
+    takes_pipeline: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:
@@ -116,7 +125,7 @@ class FittedModel(ABC):
     #: what users call the method
     method: ClassVar[str]
     #: what is promised of its sets
-    guarantee: ClassVar[Guarantee] = APPROXIMATE
+    guarantee: Guarantee = APPROXIMATE
     #: whether p-values take so little time that a loaded predictor is tried on a few objects
     quick: ClassVar[bool] = True
     #: whether it can be told of scales of columns that differ between objects; shifts of columns must not matter to it then
@@ -193,6 +202,10 @@ class Fitted(FittedModel):
     def at(self, X: Any, label: int) -> tuple[Fitted, Any]:
         """What answers for one candidate, of object X (1, ...), and the object as that sees it."""
         return self, X
+
+    def refits(self) -> Any:
+        """What scores points by honest refits (`methods.audit`), for methods with refits of their own kind; None for others."""
+        return None
 
     def holds(self, X: Any) -> bool:
         """Whether objects X are the first training points, up to rounding; True where these were not kept."""

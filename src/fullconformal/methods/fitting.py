@@ -171,7 +171,7 @@ class LogProba:
             return problem_log_proba(self.model, to_tensor(X, self.model.X.device, self.model.X.dtype))
         out = np.full((_num_samples(X), self.n_classes), -np.inf)
         if self.model is None:
-            out[:, self.present] = 0.0
+            out[:, self.present] = -math.log(len(self.present))
         else:
             X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
             proba = self.model.predict_proba(X)
@@ -190,12 +190,18 @@ class LogProba:
         single = is_skorch(self.model) or getattr(X, "dtype", None) == np.float32
         return float(np.finfo(np.float32 if single else np.float64).eps)
 
-    def state(self) -> dict[str, Any]:
-        """Its fields; of a problem the first point only, as it trains no more."""
+    def slim(self) -> LogProba:
+        """The same with the first point only of a problem, as it trains no more."""
         model = self.model
-        if isinstance(model, Problem):
-            model = Problem(model.model, model.X[:1], model.y[:1], 0.0, model.chunk, model.loss)
-        return {"model": model, "present": self.present, "n_classes": self.n_classes}
+        if not isinstance(model, Problem):
+            return self
+        return replace(
+            self, model=Problem(model.model, model.X[:1].clone(), model.y[:1].clone(), 0.0, model.chunk, model.loss)
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The fields of the slim one."""
+        return {"model": self.slim().model, "present": self.present, "n_classes": self.n_classes}
 
 
 @savable
@@ -208,6 +214,10 @@ class Piped:
 
     def __call__(self, X: Any) -> FloatArray:
         return self.model(transform(self.transformers, X))
+
+    def slim(self) -> Piped:
+        """The same with the first point only of a problem, as it trains no more."""
+        return replace(self, model=self.model.slim())
 
     def precision(self, X: Any) -> float:
         """The unit of rounding in which it gives log-probabilities of objects X."""
@@ -230,35 +240,44 @@ class FitScore:
     config: Config
     classes: npt.NDArray[Any]
 
-    def __call__(self, X: Any, y: IntArray) -> LogProba:
-        present, n_classes = np.unique(y), len(self.classes)
-        # With one label there is nothing to learn.
-        if len(present) == 1:
-            return LogProba(None, present, n_classes)
-        if isinstance(self.estimator, nn.Module):
-            return LogProba(fit_problem(self.estimator, Bag(X, y, self.classes), self.config), present, n_classes)
-        # A net of skorch's has an output for every class, present or not.
-        if is_skorch(self.estimator):
-            return LogProba(fit_foreign(self.estimator, X, y, self.config.seed), np.arange(n_classes), n_classes)
-        fitted = fit_foreign(self.estimator, X, self.classes[y], self.config.seed)
-        return LogProba(fitted, columns(fitted, self.classes, present), n_classes)
+    def __call__(self, X: Any, y: IntArray) -> Model:
+        return fit_model(self.estimator, Bag(X, y, self.classes), self.config)
 
 
 def fit_model(estimator: Any, bag: Bag, config: Config) -> Model:
-    """Log-probabilities of a classifier, or of a Pipeline that ends in one, fitted to a bag; with prefit, of one fitted already."""
+    """Log-probabilities of a classifier, or of a Pipeline that ends in one, fitted to a bag; with prefit, of one fitted already.
+
+    The bag may lack classes.
+    """
     transformers, final = split_pipeline(estimator)
     every = np.arange(bag.n_classes)
+    present = every if config.prefit else np.unique(bag.y)
+    if is_trivial(bag) and not config.prefit:
+        return LogProba(None, present if len(present) else every, len(every))
     # One of scikit-learn's kind, a whole Pipeline too.
     if not trained_here(final) and not is_skorch(final):
         fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, bag.classes[bag.y], config.seed)
-        return LogProba(fitted, columns(fitted, bag.classes, every), len(every))
-    transformers, X = fit_transformer(transformers, bag.X, bag.y, config.prefit)
+        return LogProba(fitted, columns(fitted, bag.classes, present), len(every))
+    transformers, X = fit_steps(transformers, bag, config)
     if trained_here(final):
         fitted = fit_problem(final, replace(bag, X=X), config)
     else:
         fitted = final if config.prefit else fit_foreign(final, X, bag.y, config.seed)
+    # A network has an output for every class, present or not.
     model = LogProba(fitted, every, len(every))
     return model if transformers is None else Piped(transformers, model)
+
+
+def fit_steps(transformers: Any, bag: Bag, config: Config) -> tuple[Any, Any]:
+    """Transformers fitted to a bag, the same whenever they are fitted to it, and its objects through them; both as they are where None."""
+    if transformers is None or config.prefit:
+        return fit_transformer(transformers, bag.X, bag.y, config.prefit)
+    return fit_transformer(seeded(transformers, config.seed), bag.X, bag.y, False)
+
+
+def is_trivial(bag: Bag) -> bool:
+    """Whether there is nothing to learn: points of one label, or none."""
+    return len(np.unique(bag.y)) < 2
 
 
 def trained_here(final: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from fullconformal.last_layer.network import Stream, is_mapped
 from fullconformal.methods.base import Config, Method
 from fullconformal.methods.convex import Exact, Symmetric
+from fullconformal.methods.folds import Folds
 from fullconformal.methods.influence import Influence
 from fullconformal.methods.last_layer import LastLayer
 from fullconformal.methods.neighbors import Neighbors
@@ -19,7 +20,7 @@ from fullconformal.methods.refit import Refit
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
 
-METHODS = ("auto", "influence", "symmetric", "exact", "oob")
+METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,22 @@ def is_neighbors(model: Any) -> bool:
 def is_convex(model: Any, head: str | None) -> bool:
     """Whether the fit is convex: a logistic regression (None is the built-in one), or a network's head."""
     return model is None or is_logistic(model) or head is not None
+
+
+def takes_folds(model: Any, asked: Any, given: Any, deleted: bool) -> bool:
+    """Whether a model is trained without each fold: where that is asked for, or where it is trained here and has no exact method.
+
+    `given` has the options of a `Config` or of the estimator; `deleted` is whether that is the scheme.
+    """
+    if asked != "auto":
+        return bool(asked == "folds")
+    exact = is_neighbors(model) or is_convex(model, given.head)
+    return deleted and not (exact or given.prefit or influence_asked(given))
+
+
+def influence_asked(given: Any) -> bool:
+    """Whether an option was given that only influence functions have."""
+    return given.approximation != "direct" or given.curvature != "auto" or given.damping is not None
 
 
 def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection:
@@ -68,13 +85,16 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
             f"method='symmetric' needs a convex fit, and {kind} is not: give head= (a network's last linear "
             "layer, refitted on frozen features), or take method='influence'."
         )
-    influence_asked = config.approximation != "direct" or config.curvature != "auto" or config.damping is not None
-    if asked == "symmetric" or (asked == "auto" and convex and not influence_asked):
+    if takes_folds(model, asked, config, config.q == 1):
+        reason = f"{kind} is trained without each of {config.folds} folds, so that no point is scored by a model that has seen it"
+        return Selection(Folds(model, config.folds, config.repeats, config.update), reason)
+    if asked == "symmetric" or (asked == "auto" and convex and not influence_asked(config)):
         reason = f"the fit of {kind} is convex, so symmetric scores are exactly valid"
         return Selection(Symmetric(model), reason)
     read_once = isinstance(X, Stream) or is_mapped(X)
     trained = config.prefit and config.head is None and isinstance(model, nn.Module)
     if config.curvature == "last_layer_kron" or (config.curvature == "last_layer" and trained and read_once):
         return Selection(LastLayer(model), f"curvature={config.curvature!r} is of the last layer alone")
-    reason = "an option of influence was given" if convex and asked == "auto" else f"{kind} has a loss and gradients"
+    given = asked == "auto" and influence_asked(config)
+    reason = "an option of influence was given" if given else f"{kind} has a loss and gradients"
     return Selection(Influence(model), reason)

@@ -21,10 +21,11 @@ from sklearn.utils.validation import _num_samples
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.guarantees import Guarantee
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query
-from fullconformal.models.objects import equal, hashes, joined, take
+from fullconformal.models.objects import equal, joined, take
 from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
 from fullconformal.runtime.files import fingerprint
+from fullconformal.runtime.hashing import hashes
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
 

@@ -160,8 +160,9 @@ def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = No
             raise TypeError(
                 f"estimator={type(final).__name__} cannot be wrapped: give None, a torch.nn.Module, scikit-learn's "
                 "LogisticRegression, MLPClassifier, KNeighborsClassifier or a forest with bootstrap=True, a skorch NeuralNetClassifier, "
-                "or a Pipeline that ends in one of these. Any other classifier works with SplitConformalClassifier and CVPlusClassifier; "
-                "and here with method='exact', by a refit for every training point and candidate, which takes long."
+                "or a Pipeline that ends in one of these. Any other classifier works with method='folds', with "
+                "SplitConformalClassifier and CVPlusClassifier; and with method='exact', by a refit for every training point and "
+                "candidate, which takes long."
             )
         if l2 is not None:
             raise ValueError(f"l2={l2!r} was given, but {type(final).__name__} brings its own penalty; set it there.")

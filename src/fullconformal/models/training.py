@@ -9,6 +9,9 @@ from fullconformal.losses import SOFTMAX, Loss, NotFinite
 from fullconformal.runtime.numerics import threads
 from fullconformal.runtime.tasks import Progress
 
+# Adam's first rate, which falls to zero along a cosine; steps that L-BFGS remembers.
+LEARNING_RATE, HISTORY = 1e-3, 30
+
 
 def train(
     model: nn.Module,
@@ -81,7 +84,7 @@ def _adam(
 ) -> None:  # fmt: skip
     n = len(y)
     generator = torch.Generator().manual_seed(seed)
-    adam = torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr=1e-3)
+    adam = torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(max_epochs, 1))
     for epoch in range(max_epochs):
         for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):
@@ -125,7 +128,7 @@ def polish(
         max_iter=max_iter,
         tolerance_grad=tol,
         tolerance_change=0,
-        history_size=30,
+        history_size=HISTORY,
         line_search_fn="strong_wolfe",
     )
 

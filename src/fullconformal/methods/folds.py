@@ -1,0 +1,323 @@
+"""Full conformal prediction of any classifier from K trainings: every point is scored by the model that has not seen its fold.
+
+    α_j = s(z_j; θ_{−k(j)})        θ_{−k} trained on the bag Z ∪ ẑ without fold k        p = #{j : α_j ≥ α_{n+1}}/(n + 1)
+
+Why this is exact where all K models are trained honestly. Each of the n + 1 points, the candidate ẑ among them, draws its fold at random
+among the K, independently of the others, of the data and of the rows' order. Training sees a bag in an order that is drawn from its
+points, and its seed is the same whatever the points are. Nothing then tells ẑ from the others: whoever permutes the points permutes
+folds and scores alike, the n + 1 scores are exchangeable, and P(p ≤ ε) ≤ ε for any learner, any n and any K. Folds drawn so are of about
+equal size, n/K ± √(n/K). Of folds of exactly equal size, drawn for n points, only the one that lacks a point could take the
+candidate; whoever puts candidates into any of them makes the candidate's fold the largest, always, and the scores are no longer
+exchangeable. R repeats draw R such sets of folds, and a point is scored by its mean probabilities over them: exchangeable again.
+
+What is not exact. The model without the candidate's fold never sees the candidate, so ẑ and its companions are scored honestly. The other
+K − 1 would have seen it, and are trained without it once and for all (``update="none"``), or moved by one step (``"influence"``):
+
+    α_j ← α_j − g_jᵀ 𝓗_k⁻¹ ĝ        k = k(j), g and ĝ the gradients of the two losses at θ_{−k}, 𝓗_k the curvature of its bag
+
+Either way what is left out is of order 1/n in each score. No point's influence on its own score occurs anywhere, which is what influence
+functions get wrong where a network fits its points closely. `parts.FoldRefits` trains the K − 1 models honestly, for audits.
+
+With groups, a group draws one fold, and the candidate is a group of its own: no model has seen a companion of what it scores. Points are
+then not exchangeable one by one, and p-values hold on average over points of new groups as far as groups are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.utils.validation import _num_samples
+from torch import Tensor, nn
+
+from fullconformal import pvalues
+from fullconformal.conformity import ConformityScore, LogLoss
+from fullconformal.curvature.select import choose, hold_fixed, trainable
+from fullconformal.diagnostics import Diagnostics
+from fullconformal.guarantees import APPROXIMATE
+from fullconformal.influence.scores import candidate_gradients
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query
+from fullconformal.methods.fitting import LogProba, Model, Piped, trained_here
+from fullconformal.methods.parts import FoldRefits, averaged, fit_parts
+from fullconformal.models.objects import take
+from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
+from fullconformal.problem import Problem, flat
+from fullconformal.runtime.hashing import hashes, uniforms
+from fullconformal.storage import expect, require, savable
+
+UPDATES = ("none", "influence")
+
+
+@savable
+@dataclass(frozen=True)
+class Step:
+    """One step that adds a candidate to a model: the problem at θ_{−k}, and 𝓗⁻¹g_j (k, p) of the points of its fold."""
+
+    problem: Problem
+    solved: Tensor
+
+    @classmethod
+    def of(cls, model: Model, X: Any, y: IntArray, config: Config) -> Step | None:
+        """For a fold's points X, y under the model without them; None where there is nothing to add to."""
+        problem = (model.model if isinstance(model, Piped) else model).model
+        if not isinstance(problem, Problem):
+            return None
+        choice = choose(problem, config.damping, config.memory, config.device)
+        problem = hold_fixed(problem, trainable(problem, choice.name))
+        factor = choice.curvature.factor(problem, config.memory // 4)
+        rows = flat(problem.gradients(inputs(model, X, problem), torch.as_tensor(y, device=problem.X.device)))
+        return cls(problem, factor.solve(rows))
+
+    def changes(self, model: Model, X: Any) -> FloatArray:
+        """−g_jᵀ𝓗⁻¹ĝ (m, C, k) of the fold's points for every label of objects X (m, ...)."""
+        logits, J = self.problem.jacobian(inputs(model, X, self.problem))
+        own = flat(candidate_gradients(self.problem.loss, J, logits))
+        return -(own @ self.solved.mT).double().cpu().numpy()
+
+    def state(self) -> dict[str, Any]:
+        """Its fields; of the problem the first point only."""
+        whole = self.problem
+        return {
+            "problem": Problem(whole.model, whole.X[:1], whole.y[:1], 0.0, whole.chunk, whole.loss),
+            "solved": self.solved,
+        }
+
+
+def inputs(model: Model, X: Any, problem: Problem) -> Tensor:
+    """Objects as a problem knows them, behind the transformers of its model."""
+    X = transform(model.transformers, X) if isinstance(model, Piped) else X
+    return to_tensor(X, problem.X.device, problem.X.dtype)
+
+
+@savable
+class FittedFolds(Fitted):
+    """The models without each fold, repeat by repeat, and the scores of the points that they have not seen."""
+
+    method = "folds"
+
+    def __init__(
+        self, models: list[Any], fold: IntArray, alpha: FloatArray, labels: IntArray, n_classes: int, folds: int, seed: int,
+        score: ConformityScore, steps: list[Any] | None = None, grouped: bool = False, honest: FoldRefits | None = None,
+    ):  # fmt: skip
+        """Models in the order of repeats and folds, folds `fold` (R, n) and scores alpha (n,) of the points, steps for ``influence``."""
+        super().__init__(labels, n_classes)
+        self.models, self.fold, self.alpha, self.folds, self.seed, self.score = models, fold, alpha, folds, seed, score
+        self.steps, self.grouped, self.honest = steps, grouped, honest
+        added = "are trained without it" if steps is None else "are moved by one step of influence"
+        groups = "; groups have one fold each, and are taken to be alike" if grouped else ""
+        self.guarantee = APPROXIMATE.because(
+            f"exact up to the candidate's own effect on {folds - 1} of {folds} models, which {added}{groups}"
+        )
+
+    def candidate_folds(self, X: Any) -> IntArray:
+        """Folds (R, m) of the candidates of objects X: functions of the object and the seed."""
+        repeats = range(len(self.fold))
+        return np.stack([drawn(hashes(X, key_of(self.seed, r) + 1), self.folds) for r in repeats])
+
+    def candidate_log_proba(self, X: Any) -> FloatArray:
+        """Log-probabilities (m, C) of objects X by the models that would not have seen their candidates."""
+        out = np.empty((len(self.fold), _num_samples(X), self.n_classes))
+        for r, own in enumerate(self.candidate_folds(X)):
+            for k in np.unique(own):
+                at, model = np.flatnonzero(own == k), self.models[r * self.folds + k]
+                try:
+                    out[r, at] = model(take(X, at))
+                except ValueError:
+                    # Which names an object by its place among all.
+                    model(X)
+                    raise
+        return finite_rows(averaged(out))
+
+    def log_proba(self, X: Any) -> FloatArray:
+        """Of the mean probabilities of all models."""
+        return finite_rows(averaged(np.stack([model(X) for model in self.models])))
+
+    def precision(self, X: Any) -> float:
+        return max(float(model.precision(X)) for model in self.models)
+
+    def _candidates(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        """Scores τ (m, C) of the candidates, and their rounding."""
+        if query.q != 1:
+            raise ValueError(
+                "scheme must be 'deleted' with method='folds': no model has seen the point that it scores."
+            )
+        log_proba = self.candidate_log_proba(X)
+        tau = self.score.scores(log_proba)
+        return tau, self.score.rounding(tau, log_proba, self.precision(X))
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        tau, tie = self._candidates(X, query)
+        if self.steps is None and query.points is None:
+            conditional = query.class_conditional
+            ordered = pvalues.ordered_scores(self.alpha, self.labels, self.n_classes, class_conditional=conditional)
+            greater, equal = pvalues.rank_counts(ordered, tau, tie)
+            return greater.astype(np.float64), equal.astype(np.float64)
+        weight, found = self.weight(query), []
+        # Four million scores at a time.
+        width, m = max(1, 2**22 // (self.n_classes * self._width)), len(tau)
+        for start in range(0, m, width):
+            at = np.arange(start, min(start + width, m))
+            alpha = self._updated(take(X, at))
+            comparison = None if weight is None else weight.T
+            found.append(pvalues.count(alpha, tau[at, :, None], tie[at, :, None], comparison, axis=-1))
+            if query.progress is not None:
+                query.progress(int(at[-1]) + 1, m)
+        greater, equal = (np.concatenate(part).astype(np.float64) for part in zip(*found, strict=True))
+        return greater, equal
+
+    @property
+    def _width(self) -> int:
+        """Numbers that a candidate takes."""
+        rows = [int(step.solved.shape[1]) for step in self.steps or [] if step is not None]
+        return max([self.n, *rows])
+
+    def _updated(self, X: Any) -> FloatArray:
+        """Scores (m, C, n) of the training points beside every label of objects X; (1, 1, n) where they are the same."""
+        if self.steps is None:
+            return self.alpha[None, None]
+        alpha = np.tile(self.alpha, (_num_samples(X), self.n_classes, 1))
+        own = self.candidate_folds(X)[0]
+        for k, step in enumerate(self.steps):
+            rows, members = np.flatnonzero(own != k), np.flatnonzero(self.fold[0] == k)
+            if step is not None and len(rows) and len(members):
+                change = step.changes(self.models[k], take(X, rows))
+                alpha[np.ix_(rows, np.arange(self.n_classes), members)] += change
+        return alpha
+
+    def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        tau = self._candidates(X, query)[0]
+        return np.broadcast_to(self._updated(X), (*tau.shape, self.n)), tau
+
+    def refits(self) -> FoldRefits:
+        if self.honest is None:
+            raise ValueError(
+                "an audit trains the models again, and a loaded predictor has no training points; fit again."
+            )
+        return replace(self.honest, models=self.models, candidate_folds=self.candidate_folds)
+
+    @property
+    def device(self) -> torch.device:
+        problems = [(model.model if isinstance(model, Piped) else model).model for model in self.models]
+        return next((p.X.device for p in problems if isinstance(p, Problem)), torch.device("cpu"))
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        raise ValueError(
+            "method='folds' has no curvature to diagnose: clf.audit(X) compares its p-values with those of honest training."
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "models": self.models, "fold": self.fold, "alpha": self.alpha, "labels": self.labels,
+            "n_classes": self.n_classes, "folds": self.folds, "seed": self.seed, "score": self.score,
+            "steps": self.steps, "grouped": self.grouped,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        n_classes, folds, seed = (expect(state[name], int) for name in ("n_classes", "folds", "seed"))
+        fold, alpha, labels = (expect(state[name], np.ndarray) for name in ("fold", "alpha", "labels"))
+        models, steps = expect(state["models"], list), expect(state["steps"], list, type(None))
+        require(fold.ndim == 2 and fold.dtype == np.int64 and alpha.dtype == np.float64, "folds")
+        require(fold.shape[1:] == alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
+        require(folds >= 2 and len(models) == len(fold) * folds > 0 and 0 <= seed < 2**32, "folds")
+        require(bool(((fold >= 0) & (fold < folds)).all()), "folds")
+        require(all(expect(model, LogProba, Piped).n_classes == n_classes for model in models), "classes")
+        require(steps is None or (len(steps) == folds and len(fold) == 1), "steps")
+        for k, step in enumerate(steps or []):
+            size = int((fold[0] == k).sum())
+            whole = step is None or (isinstance(step, Step) and step.solved.shape == (size, step.problem.p))
+            require(whole and (step is None or bool(step.solved.isfinite().all())), "steps")
+        score = expect(state["score"], ConformityScore)
+        return cls(models, fold, alpha, labels, n_classes, folds, seed, score, steps, expect(state["grouped"], bool))
+
+
+def drawn(number: Any, folds: int) -> IntArray:
+    """A fold for each number below 2⁶⁴."""
+    return np.asarray(number % np.uint64(folds)).astype(np.int64)
+
+
+def key_of(seed: int, repeat: int) -> int:
+    """An even number for the draws of a repeat; the next odd one is for the candidates', which are independent."""
+    return 2 * (seed + 2**32 * (repeat + 1))
+
+
+@dataclass(frozen=True)
+class Folds(Method):
+    """K-fold full conformal prediction, for every classifier with probabilities.
+
+    Parameters
+    ----------
+    model : classifier or Pipeline
+        Set by `FullConformalClassifier`.
+    folds, repeats : int
+        K, and how many times folds are drawn.
+    update : {"none", "influence"}
+        What is done about a candidate's effect on the models that would have seen it.
+    score : ConformityScore
+        The loss by default; scores are not randomised.
+    """
+
+    folds: int = 10
+    repeats: int = 1
+    update: str = "none"
+    score: ConformityScore = field(default_factory=LogLoss)
+
+    name = "folds"
+    takes_pipeline = True
+
+    def fit(self, bag: Bag, config: Config) -> FittedFolds:
+        self._check(bag, config)
+        n, fold = len(bag.y), self._draw(bag, config.seed)
+        honest = FoldRefits(self.model, bag, fold, self.folds, config, self.score)
+        parts = [part for own in fold for part in honest.parts(own, bag)]
+        models, steps = list[Model](), list[Step | None]()
+        out = np.empty((self.repeats, n, bag.n_classes))
+        found = fit_parts(self.model, bag, parts, config, config.progress)
+        for (r, k), (model, log_proba) in zip(product(range(self.repeats), range(self.folds)), found, strict=True):
+            rest = parts[r * self.folds + k][1]
+            out[r, rest] = log_proba
+            if self.update == "influence":
+                steps.append(Step.of(model, take(bag.X, rest), bag.y[rest], config) if len(rest) else None)
+            models.append(model.slim())
+        alpha = self.score.scores(averaged(out))[np.arange(n), bag.y]
+        return FittedFolds(
+            models, fold, alpha, bag.y, bag.n_classes, self.folds, config.seed, self.score,
+            steps if self.update == "influence" else None, bag.groups is not None, honest,
+        )  # fmt: skip
+
+    def _draw(self, bag: Bag, seed: int) -> IntArray:
+        """Folds (R, n) of the training points, or of their groups: independent of one another, other numbers than the candidates'."""
+        who, back = (bag.X, np.arange(len(bag.y))) if bag.groups is None else np.unique(bag.groups, return_inverse=True)
+        rows = [np.floor(self.folds * uniforms(who, key_of(seed, r))) for r in range(self.repeats)]
+        return np.stack(rows).astype(np.int64)[:, back]
+
+    def _check(self, bag: Bag, config: Config) -> None:
+        """Raise, before any training, where the method cannot be had."""
+        n, final = len(bag.y), split_pipeline(self.model)[1]
+        if config.prefit or config.head is not None:
+            raise ValueError(
+                "method='folds' trains the whole model anew without each fold: leave prefit and head out, or take method='influence' "
+                "(of a trained network) or 'symmetric' (of a head)."
+            )
+        if self.folds > n:
+            raise ValueError(f"folds={self.folds} exceeds the {n} points given; take at most as many.")
+        if self.update == "none":
+            return
+        if not trained_here(final):
+            raise ValueError(
+                f"update='influence' needs a torch.nn.Module, which is trained here; of {type(final).__name__} take update='none'."
+            )
+        if self.repeats > 1 or not isinstance(self.score, LogLoss):
+            raise ValueError(
+                "update='influence' is a step of the loss of one model; take repeats=1 and the loss as score."
+            )
+        p = sum(q.numel() for q in final.parameters() if q.requires_grad) if isinstance(final, nn.Module) else 0
+        if 4 * n * p > config.memory:
+            raise MemoryError(
+                f"update='influence' keeps a row of {p:,} numbers for each of {n:,} points, more than memory_budget; take "
+                "update='none'."
+            )

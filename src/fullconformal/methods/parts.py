@@ -1,0 +1,255 @@
+"""Models fitted to parts of a bag: small networks all together, anything else one after the other or on workers.
+
+`FoldRefits` fits those that a candidate would have been part of.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fullconformal.conformity import ConformityScore
+from fullconformal.methods.base import Bag, Config, FloatArray, IntArray
+from fullconformal.methods.fitting import (
+    L2_NETWORK,
+    LogProba,
+    Model,
+    Piped,
+    check_finite,
+    fit_model,
+    fit_steps,
+    is_trivial,
+    settings_of,
+    to_device,
+)
+from fullconformal.models.objects import joined, take
+from fullconformal.models.requirements import (
+    check_outputs,
+    finite_rows,
+    split_pipeline,
+    to_tensor,
+    transform,
+)
+from fullconformal.models.stacked import is_stackable, train_together
+from fullconformal.problem import Problem
+from fullconformal.runtime.files import Parts, fingerprint
+from fullconformal.runtime.hashing import hashes
+from fullconformal.runtime.tasks import Progress, finished
+
+#: points that train, points that are scored
+Part = tuple[IntArray, IntArray]
+Scored = tuple[Model, FloatArray]
+
+
+def fit_each(
+    fit: Callable[..., Any], parts: Sequence[Part], config: Config, progress: Progress | None = None, folder: Parts | None = None,
+    size: Callable[[Part], int] | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """What ``fit(part, config)`` makes of each part, in order, by as many workers as were asked for.
+
+    Where results are arrays, (size of a part,) each, an open folder keeps them as they come, and those that it has are not made again.
+    """
+    names = {f"part-{k}": part for k, part in enumerate(parts)}
+    found: dict[str, Any] = {}
+    if folder is not None and size is not None:
+        found = dict(folder.read(r"part-\d+", lambda name: (size(names[name]),) if name in names else None))
+    # The bar of one part shows the training itself.
+    config = replace(config, progress=progress if len(parts) == 1 else None)
+    calls = {name: (fit, part, config) for name, part in names.items() if name not in found}
+    for name, result in finished(calls, folder or Parts(None, config.work.say), config.work.n_jobs):
+        found[name] = result
+        if progress is not None and len(parts) > 1:
+            progress(len(found), len(parts))
+    for name in names:
+        yield found.pop(name)
+
+
+def check_folds(parts: list[Part], n: int) -> None:
+    """Raise unless every one of n points is scored once, by a model that has not seen it."""
+    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
+    if len(scored) > n or (scored != 1).any():
+        raise ValueError(
+            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
+            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
+        )
+    for k, (train, rest) in enumerate(parts):
+        if len(np.intersect1d(train, rest)):
+            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
+
+
+def fit_parts(
+    estimator: Any, bag: Bag, parts: Sequence[Part], config: Config, progress: Progress | None = None
+) -> Iterator[Scored]:
+    """Classifiers fitted to the points that train, with their log-probabilities of the points that are scored, part by part.
+
+    Finished networks are kept in the checkpoint's folder, where there is one: other classifiers have no numbers to be kept by.
+    """
+    final = split_pipeline(estimator)[1]
+    network = isinstance(final, nn.Module) and not config.prefit and config.head is None
+    if network and len(parts) > 1 and is_stackable(final, len(parts), len(bag.y), config.device):
+        yield from _together(estimator, bag, parts, replace(config, progress=progress))
+    elif network and config.work.checkpoint is not None:
+        key = settings_of(final), config.l2, config.max_epochs, config.seed, str(config.dtype), config.loss
+        arrays = hashes(bag.X), bag.y, *(train for train, _ in parts)
+        header = {"fingerprint": fingerprint(repr((key, _named(estimator))), *arrays)}
+        folder, p = config.work.parts("folds").open(header)[0], sum(q.numel() for q in final.parameters())
+        fit = partial(_parameters, estimator, bag)
+        kept = fit_each(
+            fit, parts, config, progress, folder, lambda part: 0 if is_trivial(_part_of(bag, part[0])) else p
+        )
+        for part, theta in zip(parts, kept, strict=True):
+            yield _restored(estimator, bag, part, config, theta)
+    else:
+        yield from fit_each(partial(_fit_and_apply, estimator, bag), parts, config, progress)
+
+
+def _named(estimator: Any) -> list[tuple[str, str]]:
+    """The transformers before a classifier and their settings, as text."""
+    transformers = split_pipeline(estimator)[0]
+    return [] if transformers is None else settings_of(transformers)
+
+
+def _part_of(bag: Bag, points: IntArray) -> Bag:
+    return Bag(take(bag.X, points), bag.y[points], bag.classes)
+
+
+def _applied(model: Model, bag: Bag, points: IntArray) -> Scored:
+    """A model and its log-probabilities (k, C) of some points."""
+    if not len(points):
+        return model, np.empty((0, bag.n_classes))
+    return model, finite_rows(model(take(bag.X, points)), "to be calibrated with")
+
+
+def _fit_and_apply(estimator: Any, bag: Bag, part: Part, config: Config) -> Scored:
+    return _applied(fit_model(estimator, _part_of(bag, part[0]), config), bag, part[1])
+
+
+def _problem_of(model: Model) -> Any:
+    """What a model's log-probabilities are made by."""
+    return (model.model if isinstance(model, Piped) else model).model
+
+
+def _parameters(estimator: Any, bag: Bag, part: Part, config: Config) -> FloatArray:
+    """The parameters (p,) of a network fitted to a part; none where there was nothing to learn."""
+    problem = _problem_of(fit_model(estimator, _part_of(bag, part[0]), config))
+    return (
+        np.empty(0) if problem is None else np.asarray(parameters_to_vector(problem.model.parameters()).detach().cpu())
+    )
+
+
+def _restored(estimator: Any, bag: Bag, part: Part, config: Config, theta: FloatArray) -> Scored:
+    """What `_fit_and_apply` gives, from the parameters."""
+    own, (transformers, final) = _part_of(bag, part[0]), split_pipeline(estimator)
+    if is_trivial(own):
+        return _fit_and_apply(estimator, bag, part, config)
+    module = to_device(copy.deepcopy(final), replace(config, device=torch.device("cpu")))
+    vector_to_parameters(torch.as_tensor(theta), module.parameters())
+    fitted, X = fit_steps(transformers, own, config)
+    model = fit_model(module, replace(own, X=X), replace(config, prefit=True))
+    assert isinstance(model, LogProba)
+    return _applied(model if fitted is None else Piped(fitted, model), bag, part[1])
+
+
+def _together(estimator: Any, bag: Bag, parts: Sequence[Part], config: Config) -> Iterator[Scored]:
+    """Networks that are small enough, trained at once; their transformers one after the other."""
+    transformers, final = split_pipeline(estimator)
+    learn = [part for part in parts if not is_trivial(_part_of(bag, part[0]))]
+    steps, inputs = [], []
+    for train, _ in learn if transformers is not None else []:
+        fitted, _ = fit_steps(transformers, _part_of(bag, train), config)
+        steps.append(fitted)
+        inputs.append(transform(fitted, bag.X))
+    modules = [to_device(copy.deepcopy(final), config) for _ in learn]
+    models: list[Model] = []
+    if learn:
+        dtype = next(modules[0].parameters()).dtype
+        sources = [to_tensor(part, config.device, dtype, training=True) for part in (inputs if steps else [bag.X])]
+        if len(widths := {part.shape[1:] for part in sources}) > 1:
+            found = " and ".join(str(tuple(shape)) for shape in sorted(widths))
+            raise ValueError(
+                f"the transformers give objects of shapes {found}, depending on what fold they were fitted without, and a network takes "
+                "one: give OneHotEncoder its categories, or transform X before fit; or take method='influence'."
+            )
+        X = torch.stack(sources)
+        y = torch.as_tensor(bag.y, device=config.device)
+        check_outputs(modules[0], X[0], bag.n_classes)
+        points = [torch.as_tensor(train, device=config.device) for train, _ in learn]
+        l2, named = L2_NETWORK if config.l2 is None else config.l2, modules[0].named_parameters()
+        ridge = {name: l2 for name, q in named if q.requires_grad}
+        train_together(
+            modules, X, y, points, ridge, max_epochs=config.max_epochs, seed=config.seed, progress=config.progress,
+            loss=config.loss,
+        )  # fmt: skip
+        for k, (module, own) in enumerate(zip(modules, points, strict=True)):
+            penalty = {name: len(own) * value for name, value in ridge.items()}
+            problem = Problem(module, X[k % len(X)][own], y[own], penalty, loss=config.loss)
+            check_finite(problem)
+            model = LogProba(problem, np.arange(bag.n_classes), bag.n_classes)
+            models.append(Piped(steps[k], model) if steps else model)
+    made = iter(models)
+    for part in parts:
+        trivial = is_trivial(_part_of(bag, part[0]))
+        yield _fit_and_apply(estimator, bag, part, config) if trivial else _applied(next(made), bag, part[1])
+
+
+# Honest candidates ----------------------------------------------------------------------------------------------------
+
+
+def averaged(log_proba: FloatArray) -> FloatArray:
+    """Logarithm (m, C) of the mean of R probabilities, from logarithms (R, m, C)."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.logaddexp.reduce(log_proba, axis=0) - np.log(len(log_proba)))
+
+
+@dataclass(frozen=True)
+class FoldRefits:
+    """Honest training: the models of the folds that a candidate is not in, trained with it."""
+
+    estimator: Any
+    bag: Bag
+    fold: IntArray
+    folds: int
+    config: Config
+    score: ConformityScore
+    #: what was fitted once and for all: the models, and the folds (R, m) of candidates of objects
+    models: Sequence[Model] = ()
+    candidate_folds: Callable[[Any], IntArray] | None = None
+
+    @property
+    def a_pair(self) -> int:
+        """Trainings for an object and a label."""
+        return len(self.fold) * (self.folds - 1)
+
+    def parts(self, fold: IntArray, bag: Bag) -> list[Part]:
+        """For each fold of assignments (n,), the points that train, in an order of their own, and those that are scored."""
+        order = np.lexsort((bag.y, hashes(bag.X)))
+        return [(order[fold[order] != k], np.flatnonzero(fold == k)) for k in range(self.folds)]
+
+    def scores(
+        self, X: Any, label: int, points: IntArray, q: float, tick: Callable[[], None]
+    ) -> tuple[FloatArray, float]:
+        """Scores of some training points (k,) and of the candidate of object X (1, ...) where all models have seen all they may."""
+        assert self.candidate_folds is not None
+        # The folder keeps what was fitted without candidates.
+        config = replace(self.config, work=replace(self.config.work, checkpoint=None), progress=None)
+        n, candidate = len(self.bag.y), self.candidate_folds(X)[:, 0]
+        bag = Bag(joined(self.bag.X, X), np.append(self.bag.y, label), self.bag.classes)
+        out = np.empty((len(self.fold), n + 1, bag.n_classes))
+        for r, (fold, own) in enumerate(zip(self.fold, candidate.tolist(), strict=True)):
+            parts = self.parts(np.append(fold, own), bag)
+            # The model without the candidate's fold is the one there is.
+            others = [part for k, part in enumerate(parts) if k != own]
+            for (_, rest), (_, log_proba) in zip(others, fit_parts(self.estimator, bag, others, config), strict=True):
+                out[r, rest] = log_proba
+                tick()
+            out[r, parts[own][1]] = self.models[r * self.folds + own](take(bag.X, parts[own][1]))
+        scores = self.score.scores(averaged(out))[np.arange(n + 1), bag.y]
+        return scores[points], float(scores[-1])
