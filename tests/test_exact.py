@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
+from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
@@ -51,6 +52,15 @@ def test_deleted_equals_brute_force(problem):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(problems(max_size=40, max_features=8))
 def test_deleted_equals_brute_force_on_few_points(problem):
+    np.testing.assert_allclose(p_exact(*problem, q=1), p_brute(*problem, q=1), rtol=1e-12)
+
+
+def test_weak_penalties_leave_bounds_infinite_and_counts_right():
+    """Iris with 40 points: one point moves the fit so far that no bound is finite, and what is left open is refitted."""
+    X, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(150)
+    X = np.hstack([X[order] - X.mean(0), np.ones((150, 1))])
+    problem = X[:40], y[order[:40]], 3, np.array([*[1e-4] * 4, 0.0]), X[40:41]
     np.testing.assert_allclose(p_exact(*problem, q=1), p_brute(*problem, q=1), rtol=1e-12)
 
 
