@@ -145,10 +145,10 @@ def test_a_saved_predictor_moves_between_devices(curvature, tmp_path):
     clf.save(tmp_path / "it")
     p = clf.predict_p(X[120:])
     here = load(tmp_path / "it")
-    assert here.device == "cuda" and np.array_equal(here.predict_p(X[120:]), p)
+    assert here._fitted.device.type == "cuda" and np.array_equal(here.predict_p(X[120:]), p)
     there = load(tmp_path / "it", device="cpu")
     # float32 (float16 features with the Kronecker curvature on CUDA) may order near ties otherwise: few points, of 121.
-    assert there.device == "cpu" and np.abs(there.predict_p(X[120:]) - p).max() <= 3 / 121
+    assert there._fitted.device.type == "cpu" and np.abs(there.predict_p(X[120:]) - p).max() <= 3 / 121
     there.save(tmp_path / "back")
     assert np.abs(load(tmp_path / "back", device="cuda").predict_p(X[120:]) - p).max() <= 3 / 121
 

@@ -19,7 +19,7 @@ from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.runtime.numerics import full_precision, tensor_cores
 from fullconformal.runtime.replicas import replica
 
-THREADS, CALLS = 8, 3
+THREADS, CALLS = 8, 2
 
 
 def tables(n=60, shape=(6,), n_classes=3):

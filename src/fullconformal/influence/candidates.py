@@ -84,7 +84,7 @@ def lowest(loss: Tensor, s_hat: Tensor, q: float) -> Tensor:
 
 def with_rows(found: Candidates, rows: Tensor | None, s_hat: Tensor, q: float) -> Candidates:
     """With rows that are as good as the problem's precision, and ŝ (k,)."""
-    return replace(found, rows=rows, influence=s_hat, tau=lowest(found.loss, s_hat, q))
+    return replace(found, rows=rows, influence=s_hat, tau=lowest(found.loss, s_hat, q), error=None)
 
 
 def written(prepared: Prepared, X: Tensor, found: Candidates) -> Tensor:
