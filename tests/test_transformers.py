@@ -351,7 +351,18 @@ def test_nobody_waits_in_silence(capsys):
         progress.began -= 60
         progress(2, 4)
         progress(3, 4)
-    assert capsys.readouterr().err == "p-values: about 2.1 minutes\n"
+    # Sixty seconds a step after the first, of which two are left after 62 seconds: 182.
+    assert capsys.readouterr().err == "p-values: about 3 minutes\n"
+    with progress_bar("p-values", None) as progress:
+        # Made ready in a second, and then done in no time.
+        progress.began -= 1
+        for done in range(1, 1001):
+            progress(done, 1000)
+    assert capsys.readouterr().err == ""
+    with progress_bar("p-values", None) as progress:
+        progress.began -= 6
+        progress(1, 4)
+    assert capsys.readouterr().err == "p-values: about 24 seconds\n"
     with progress_bar("p-values", 0) as progress:
         assert progress is None
 

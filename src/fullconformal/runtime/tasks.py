@@ -60,17 +60,28 @@ class Watch:
         self.label, self.began, self.told = label, time.monotonic(), False
         self.bar: Any = None
         self.task: Any = None
+        self.first: tuple[int, float] | None = None
         if not automatic:
             self.draw()
 
     def __call__(self, done: int, total: int) -> None:
         """So much is done, of so much."""
         if not self.told and 0 < done < total:
-            seconds = (time.monotonic() - self.began) * total / done
+            seconds = self.estimate(done, total)
             if seconds > LONG:
                 self.draw(seconds)
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
+
+    def estimate(self, done: int, total: int) -> float:
+        """How long all of it takes, by the pace since the first word; 0 where it is too early to tell."""
+        spent = time.monotonic() - self.began
+        if self.first is None:
+            # What was made ready once is in the first word: only where that took long itself does it count.
+            self.first = done, spent
+            return spent * total / done if spent > LONG / 2 else 0.0
+        at, then = self.first
+        return spent + (spent - then) * (total - done) / (done - at) if spent > 1 and done > at else 0.0
 
     def draw(self, seconds: float | None = None) -> None:
         """Draw a bar where there is a screen; elsewhere say once how long it will take, where that is known."""
