@@ -29,12 +29,12 @@ def tables(n=60, shape=(6,), n_classes=3):
     return X.astype(np.float32), y
 
 
-def full(model, shape=(6,), **options):
-    """A fitted classifier and objects to predict."""
+def full(model, shape=(6,), m=12, **options):
+    """A fitted classifier and m objects to predict."""
     X, y = tables(shape=shape)
     if isinstance(model, nn.Module):
         options = {"max_epochs": 5, "l2": 0.05, "device": "cpu", "random_state": 0} | options
-    return FullConformalClassifier(model, **options).fit(X[:40], y[:40]), X[40:52]
+    return FullConformalClassifier(model, **options).fit(X[:40], y[:40]), X[40 : 40 + m]
 
 
 def trained(shape=(6,), **options):
@@ -55,7 +55,7 @@ CASES = {
     "head": lambda: full(mlp(6, (5,), 3), head="auto"),
     "dense": lambda: full(mlp(6, (5,), 3)),
     "symmetric": lambda: full(make_pipeline(StandardScaler(), LogisticRegression())),
-    "exact": lambda: full(None, method="exact"),
+    "exact": lambda: full(None, m=4, method="exact"),
     "neighbours": lambda: full(KNeighborsClassifier(3)),
     "density": lambda: full(KernelDensityClassifier()),
     "refits": lambda: full(LogisticRegression(l1_ratio=0.0), method="exact"),
