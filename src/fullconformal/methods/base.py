@@ -185,7 +185,7 @@ class Fitted(FittedModel):
 
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
         """Two arrays (m, C) that enclose the p-values of the ordinary scheme; symmetric scores alone have them."""
-        raise NotImplementedError
+        raise ValueError(f"method={self.method!r} has no bounds of its p-values; symmetric scores alone have them.")
 
     def weight(self, query: Query) -> FloatArray | None:
         """Weight (n, C) of the training points against a candidate of each label; None where all are one."""
