@@ -30,6 +30,7 @@ def claims(lines: list[Line]) -> list[Claim]:
         larger_lambda(lines),
         cone(lines),
         tighter(lines),
+        folds_tighter(lines),
         valid(lines),
     ]
     return [claim for claim in made if claim.found]
@@ -138,6 +139,30 @@ def tighter(lines: list[Line]) -> Claim:
             )
     text = "“ACP attains the desired error rate with tighter prediction sets than SCP, RAPS and CV+.” (size AUC, all test points)"
     return Claim(text, found)
+
+
+def folds_tighter(lines: list[Line]) -> Claim:
+    """Full CP by folds against methods that train on as much or more, setting by setting, on all test points."""
+    found = []
+    for peer in ("scp", "cv_plus", "acp_d"):
+        smaller, larger, sure, total = 0, list[str](), 0, 0
+        for data in sorted({line["data"] for line in lines if "model" in line}):
+            for model in MODELS:
+                a, b = (_mean(lines, data, model, method) for method in ("folds", peer))
+                if a is None or b is None:
+                    continue
+                total += 1
+                smaller += a.value <= b.value
+                sure += welch(b, a) < 0.1
+                if a.value > b.value:
+                    clearly = ", significantly" if welch(a, b) < 0.1 else ""
+                    larger.append(f"{data} {model} ({a.value:.3f} against {b.value:.3f}{clearly})")
+        if total:
+            found.append(
+                f"Against {LABELS[peer]}: an area no larger in {smaller} of {total} settings, significantly smaller in {sure}."
+                + (f" Larger: {'; '.join(larger)}." if larger else "")
+            )
+    return Claim("Full CP by folds, which the paper does not have: is it as tight? (size AUC, all test points)", found)
 
 
 def _mean(lines: list[Line], data: str, model: str, method: str) -> Mean | None:

@@ -20,7 +20,7 @@ class Real:
     data: str
     models: tuple[str, ...] = ("MLP_A", "MLP_B", "MLP_C", "LR", "CNN")
     methods: tuple[str, ...] = (
-        "acp_d", "acp_o", "scp", "raps", "raps_nonempty", "cv_plus", "ours", "ours_studentized", "symmetric",
+        "acp_d", "acp_o", "scp", "raps", "raps_nonempty", "cv_plus", "folds", "ours", "ours_studentized", "symmetric",
     )  # fmt: skip
     seeds: tuple[int, ...] = (0, 1, 2)
     n_train: int | None = None  # the first so many points; all by default
@@ -32,7 +32,9 @@ class Real:
     hold_out: float = 0.2  # of what trains, to stop it
     lam: float = 1e-5  # of λ|W|²
     calibration: float = 0.2
-    folds: int = 5
+    folds: int = 5  # of CV+
+    full_folds: int = 10  # of full CP by folds
+    cnn_full_folds: int = 5  # ten networks a seed would take ten minutes of a GPU
     curvature: str = "hessian"
     cnn_curvature: str = "ggn"  # 14,048 products of a Hessian of 50,000 images with a vector are out of reach
     damping: float = 0.01

@@ -19,10 +19,11 @@ from paper.tables import LABELS, MODELS, Line, printed, select
 
 # One colour a method everywhere; of Okabe and Ito, which the colour-blind can tell apart.
 COLOURS = {
-    "acp_d": "#0072B2", "acp_o": "#56B4E9", "scp": "#E69F00", "raps": "#D55E00", "cv_plus": "#CC79A7", "ours": "#009E73",
+    "acp_d": "#0072B2", "acp_o": "#56B4E9", "scp": "#E69F00", "raps": "#D55E00", "cv_plus": "#CC79A7",
+    "folds": "#F0E442", "ours": "#009E73",
     "ours_studentized": "#66C2A5", "symmetric": "#000000", "raps_nonempty": "#F0A080",
 }  # fmt: skip
-SHOWN = ("acp_d", "acp_o", "scp", "raps", "cv_plus", "ours")
+SHOWN = ("acp_d", "acp_o", "scp", "raps", "cv_plus", "folds", "ours")
 DATA = ("MNIST", "CIFAR-10", "ACSIncome", "digits")
 
 

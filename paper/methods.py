@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from fullconformal import ConformalWarning, CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier
+from fullconformal import ConformalWarning, CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier, pvalues
 from paper.config import Real
 from paper.inputs import Inputs
-from paper.training import Network
+from paper.training import Network, fold_roles, full_folds
 
 Networks = dict[tuple[int, str], Network]
 
@@ -38,6 +38,11 @@ class Setting:
 
     def network(self, role: str) -> Network:
         return self.networks[self.seed, role]
+
+    @property
+    def p(self) -> int:
+        """Parameters of the model."""
+        return sum(q.numel() for q in next(iter(self.networks.values())).model.parameters())
 
     @property
     def version(self) -> int:
@@ -144,14 +149,43 @@ class Lookup(ClassifierMixin, BaseEstimator):
         return table[X[:, 0].astype(int)]
 
 
+def tables_of(setting: Setting, folds: list[Network]) -> list[np.ndarray]:
+    """Probabilities (n + m, C) of the training points and the test points by each network."""
+    X = torch.cat([setting.inputs.X[setting.version], setting.inputs.X_test[setting.version]])
+    found = [probabilities(fold.model.to(X.device), X) for fold in folds]
+    for fold in folds:
+        fold.model.cpu()
+    return found
+
+
+def by_folds(setting: Setting) -> Result:
+    """Full CP by folds: points and candidates scored by their loss under the network that has not seen their fold.
+
+    The candidate's fold is drawn, and the other networks, which would have seen it, are trained without it: what `method="folds"` does,
+    here with networks that are trained already, with all others of the setting.
+    """
+    folds = [setting.network(role) for role in fold_roles(full_folds(setting.config, setting.model))]
+    start, y = time.perf_counter(), setting.inputs.y
+    tables, n = tables_of(setting, folds), len(y)
+    # Less probable is less conforming.
+    alpha = np.empty(n)
+    for fold, table in zip(folds, tables, strict=True):
+        alpha[fold.rest] = -table[fold.rest, y[fold.rest]]
+    middle = time.perf_counter()
+    own = np.random.default_rng(setting.seed).integers(len(folds), size=len(tables[0]) - n)
+    tau = -np.stack(tables)[own, n + np.arange(len(own))]
+    p = pvalues.p_values(*pvalues.rank_counts([np.sort(alpha)], tau), n)
+    seconds = sum(fold.seconds for fold in folds)
+    more = {"epochs": [fold.epochs for fold in folds], "folds": len(folds)}
+    return Result(p, seconds, middle - start, time.perf_counter() - middle, more)
+
+
 def cv_plus(setting: Setting) -> Result:
     """CV+ with randomised adaptive scores, five folds."""
-    folds = [setting.network(f"fold{k}") for k in range(setting.config.folds)]
+    folds = [setting.network(role) for role in fold_roles(setting.config.folds)]
     start = time.perf_counter()
-    X = torch.cat([setting.inputs.X[setting.version], setting.inputs.X_test[setting.version]])
-    tables = [probabilities(fold.model.to(X.device), X) for fold in folds]
-    rests = [fold.rest for fold in folds]
-    every = np.arange(len(X), dtype=float)[:, None]
+    tables, rests = tables_of(setting, folds), [fold.rest for fold in folds]
+    every = np.arange(len(tables[0]), dtype=float)[:, None]
     n = len(setting.inputs.y)
     pairs = [(np.setdiff1d(np.arange(n), rest), rest) for rest in rests]
     clf = CVPlusClassifier(Lookup(tables, rests), cv=pairs, conformity_score="aps", random_state=setting.seed)
@@ -159,8 +193,6 @@ def cv_plus(setting: Setting) -> Result:
     middle = time.perf_counter()
     epsilon = clf.predict_epsilon(every[n:])
     end = time.perf_counter()
-    for fold in folds:
-        fold.model.cpu()
     seconds = sum(fold.seconds for fold in folds)
     return Result(epsilon, seconds, middle - start, end - middle, {"epochs": [fold.epochs for fold in folds]})
 
@@ -214,6 +246,7 @@ METHODS: dict[str, Callable[[Setting], Result]] = {
     "raps": split("raps"),
     "raps_nonempty": split("raps", allow_empty=False),
     "cv_plus": cv_plus,
+    "folds": by_folds,
     "ours": ours("deleted"),
     "ours_studentized": ours("studentized"),
     "symmetric": symmetric,

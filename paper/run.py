@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ def run_real(config: Real, records: Records, machine: Machine) -> None:
         label = f"{config.name} {model}"
         inputs = make_inputs(config, found, model, records, device, machine.progress(f"{label}, autoencoder"))
         start = time.perf_counter()
-        networks = train_setting(config, model, inputs, records, device, machine.progress(label))
+        needed = {method for _, method in left}
+        networks = train_setting(config, model, inputs, records, device, needed, machine.progress(label))
         tell(
             f"{label}: {len(networks)} networks, {time.perf_counter() - start:.1f} s; {len(left)} of {len(wanted)} lines to do"
         )
@@ -109,8 +110,9 @@ def run_real(config: Real, records: Records, machine: Machine) -> None:
 
 
 def line_key(config: Config, *parts: Any) -> str:
-    """The name of a line; it changes with any setting."""
-    return "-".join([config.name, *map(str, parts), key(config)])
+    """The name of a line; it changes with any setting but the list of methods, of which a line has one."""
+    settings = (field.name for field in fields(config) if field.name != "methods")
+    return "-".join([config.name, *map(str, parts), key(config, *settings)])
 
 
 def run_method(setting: Setting, method: str, found: data.Dataset, records: Records, tell: Tell) -> None:
@@ -129,7 +131,7 @@ def run_method(setting: Setting, method: str, found: data.Dataset, records: Reco
     line = {
         "key": name,
         "experiment": config.name, "data": found.name, "model": setting.model, "method": method, "seed": setting.seed,
-        "n": len(inputs.y), "p": sum(q.numel() for q in setting.network("split").model.parameters()),
+        "n": len(inputs.y), "p": setting.p,
         "first": measured(epsilon[:FIRST], y[:FIRST]), "all": measured(epsilon, y),
         "same": measured(epsilon[:few], y[:few]), "curve": curves(epsilon, y),
         "accuracy": float((epsilon.argmax(1) == y).mean()),
@@ -149,6 +151,7 @@ def save_examples(config: Real, found: data.Dataset, records: Records) -> None:
     model = "MLP_C" if "MLP_C" in config.models else config.models[0]
     names = {line_key(config, model, config.seeds[0], method): method for method in config.methods}
     lines = {names[line["key"]]: line for line in records.lines if line["key"] in names and "all" in line}
+    lines = {method: line for method, line in lines.items() if (records.folder / line["arrays"]).is_file()}
     if not (config.examples or config.example_labels) or "scp" not in lines:
         return
     loaded = {}

@@ -21,7 +21,7 @@ Line = dict[str, Any]
 
 PRINTED = Path(__file__).with_name("printed.toml")
 LABELS = {
-    "acp_d": "ACP (D)", "acp_o": "ACP (O)", "scp": "SCP", "raps": "RAPS", "cv_plus": "CV+", "ours": "GGN (ours)",
+    "acp_d": "ACP (D)", "acp_o": "ACP (O)", "scp": "SCP", "raps": "RAPS", "cv_plus": "CV+", "folds": "folds", "ours": "GGN (ours)",
     "ours_studentized": "GGN, studentized", "symmetric": "exactly valid head", "raps_nonempty": "RAPS, never empty",
 }  # fmt: skip
 MODELS = ("MLP_A", "MLP_B", "MLP_C", "LR", "CNN")
@@ -29,6 +29,7 @@ WITH_P = (
     "acp_d",
     "acp_o",
     "scp",
+    "folds",
     "ours",
     "ours_studentized",
     "symmetric",

@@ -1,12 +1,13 @@
 """The networks of one setting, all seeds and roles trained together and kept in the cache.
 
-Roles: "whole" (ACP: all of Z by the paper's recipe), "split" (four fifths, for split CP and RAPS), "fold0" … (CV+), "ours" (all of Z, to a
-gradient tolerance).
+Roles: "whole" (ACP: all of Z by the paper's recipe), "split" (four fifths, for split CP and RAPS), "fold 1 of 5" … (CV+, full CP by folds),
+"ours" (all of Z, to a gradient tolerance). Those that no method needs are not trained.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +24,7 @@ from paper.stacked import train_stacked
 
 # What the parameters of a network depend on: its inputs, and how it is trained.
 INPUTS = ("data", "seeds", "n_train", "autoencoder", "max_epochs", "patience", "hold_out", "lam")
-RECIPE = (*INPUTS, "cnn_epochs", "calibration", "folds")
+RECIPE = (*INPUTS, "cnn_epochs", "calibration")
 OURS = (*INPUTS, "ours_l2", "ours_epochs", "polish", "cnn_polish")
 TOLERANCE = 1e-5  # of the mean gradient of our own fits
 
@@ -39,38 +40,53 @@ class Network:
     seconds: float
 
 
-def parts(config: Real, n: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What each role of a seed trains on and leaves out, positions in 0 … n − 1."""
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def full_folds(config: Real, model: str) -> int:
+    """K of full CP by folds."""
+    return config.cnn_full_folds if model == "CNN" else config.full_folds
+
+
+def fold_roles(folds: int) -> list[str]:
+    """The networks without each of so many folds."""
+    return [f"fold {k + 1} of {folds}" for k in range(folds)]
+
+
+def parts(config: Real, n: int, seed: int, folds: int | None = None) -> Parts:
+    """What each role of a seed trains on and leaves out, positions in 0 … n − 1: the roles of that many folds, or those without any."""
     order = np.random.RandomState(seed).permutation(n)
     cut = n - round(config.calibration * n)
-    out = {"whole": (order, order[:0]), "split": (order[:cut], order[cut:])}
-    for k, rest in enumerate(np.array_split(order, config.folds)):
-        out[f"fold{k}"] = (np.setdiff1d(order, rest), rest)
-    return out
+    if folds is None:
+        return {"whole": (order, order[:0]), "split": (order[:cut], order[cut:])}
+    rests = np.array_split(order, folds)
+    return {role: (np.setdiff1d(order, rest), rest) for role, rest in zip(fold_roles(folds), rests, strict=True)}
+
+
+def stacks(config: Real, model: str, methods: Collection[str]) -> list[int | None]:
+    """What is trained for some methods, each with its roles: networks without folds (None), and those of K folds."""
+    folds = {"cv_plus": config.folds, "folds": full_folds(config, model)}
+    others = [None] if set(methods) - {*folds, "ours", "ours_studentized"} else []
+    return [*others, *sorted({folds[method] for method in methods if method in folds})]
 
 
 def train_setting(
-    config: Real, model: str, inputs: Inputs, records: Records, device: str, progress: Progress | None = None
-) -> dict[tuple[int, str], Network]:
-    """Networks by (seed, role)."""
+    config: Real, model: str, inputs: Inputs, records: Records, device: str, methods: Collection[str],
+    progress: Progress | None = None,
+) -> dict[tuple[int, str], Network]:  # fmt: skip
+    """Networks by (seed, role), those that the methods need."""
     factory = partial(paper_network, model, inputs.X.shape[2:], inputs.n_classes)
     n, y = len(inputs.y), torch.as_tensor(inputs.y, device=device)
-    roles = {(seed, role): part for seed in config.seeds for role, part in parts(config, n, seed).items()}
 
-    def jobs() -> list[Job]:
-        out = []
+    def by_recipe(roles: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+        start, jobs = time.perf_counter(), []
         for (seed, _role), (train, _) in roles.items():
             fit, stop = hold_out(torch.as_tensor(train), config.hold_out, seed)
-            out.append(Job(seed, fit, stop, inputs.version(config.seeds.index(seed))))
-        return out
-
-    def by_recipe() -> dict[str, np.ndarray]:
-        start = time.perf_counter()
+            jobs.append(Job(seed, fit, stop, inputs.version(config.seeds.index(seed))))
         epochs = config.cnn_epochs if model == "CNN" else config.max_epochs
         recipe = Recipe(max_epochs=epochs, patience=config.patience)
-        trained = train_stacked(
-            factory, inputs.X, y, jobs(), weights_only(factory(), config.lam), recipe, progress=progress
-        )
+        ridge = weights_only(factory(), config.lam)
+        trained = train_stacked(factory, inputs.X, y, jobs, ridge, recipe, progress=progress)
         return packed(trained, time.perf_counter() - start)
 
     def by_ours() -> dict[str, np.ndarray]:
@@ -85,10 +101,12 @@ def train_setting(
             polish(one.model, inputs.X[job.source], y, penalty, TOLERANCE, most)
         return packed(trained, time.perf_counter() - start)
 
-    name = f"{config.data}-{model}"
-    recipe = records.cached(f"networks-{name}-{key(config, *RECIPE)}", by_recipe)
-    out = {which: unpacked(factory, recipe, at, *part) for at, (which, part) in enumerate(roles.items())}
-    if any(method.startswith("ours") for method in config.methods):
+    name, out = f"{config.data}-{model}", dict[tuple[int, str], Network]()
+    for folds in stacks(config, model, methods):
+        roles = {(seed, role): part for seed in config.seeds for role, part in parts(config, n, seed, folds).items()}
+        kept = records.cached(f"networks-{name}-{folds or 'whole'}-{key(config, *RECIPE)}", partial(by_recipe, roles))
+        out |= {which: unpacked(factory, kept, at, *part) for at, (which, part) in enumerate(roles.items())}
+    if any(method.startswith("ours") for method in methods):
         kept = records.cached(f"ours-{name}-{key(config, *OURS)}", by_ours)
         every = np.arange(n)
         for at, seed in enumerate(config.seeds):

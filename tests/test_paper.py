@@ -8,19 +8,23 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import ttest_ind_from_stats
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import ConformalWarning, FullConformalClassifier
+from fullconformal.models import linear
 from fullconformal.sets import members
 from paper import claims, config, figures, logistic, page, run, synthetic, tables
-from paper.methods import Lookup
+from paper.inputs import Inputs
+from paper.methods import Lookup, Setting, by_folds
 from paper.records import Records, read_lines
-from paper.training import parts
+from paper.training import Network, parts, stacks
 
 ROOT = Path(__file__).parents[1]
 TINY = """
@@ -153,12 +157,34 @@ def test_what_failed_is_told_and_tried_again(tiny, monkeypatch):
 
 def test_roles_share_nothing_with_what_they_leave_out():
     settings = config.Real("x", "digits")
-    found = parts(settings, 103, 4)
+    found = parts(settings, 103, 4) | parts(settings, 103, 4, 5)
     every = set(range(103))
     for role, (train, rest) in found.items():
         assert set(train) | set(rest) == every and not set(train) & set(rest), role
     assert len(found["whole"][0]) == 103 and len(found["split"][1]) == 21
-    assert sorted(np.concatenate([found[f"fold{k}"][1] for k in range(5)])) == sorted(every)
+    assert sorted(np.concatenate([found[f"fold {k} of 5"][1] for k in range(1, 6)])) == sorted(every)
+
+
+def test_folds_score_points_and_candidates_by_a_network_that_has_not_seen_them():
+    settings, rng = config.Real("x", "digits", seeds=(3,), full_folds=3), np.random.default_rng(0)
+    X, y, objects = rng.normal(size=(14, 4)), rng.integers(0, 3, 14), rng.normal(size=(5, 4))
+    inputs = Inputs(torch.tensor(X)[None], torch.tensor(objects)[None], y, rng.integers(0, 3, 5), 3)
+    left_out = parts(settings, 14, 3, 3)
+    networks = {(3, role): Network(linear(4, 3).double(), *part, 1, 0.0) for role, part in left_out.items()}
+    p = by_folds(Setting(settings, "MLP_A", inputs, networks, 3, "cpu", 1.0)).epsilon
+    proba = [torch.softmax(net.model(torch.tensor(np.vstack([X, objects]))), -1).detach() for net in networks.values()]
+    fold = [k for j in range(14) for k, (_, rest) in enumerate(left_out.values()) if j in rest]
+    drawn = np.random.default_rng(3).integers(3, size=5)
+    for i, label in product(range(5), range(3)):
+        candidate = proba[drawn[i]][14 + i, label]
+        less = sum(proba[fold[j]][j, y[j]] <= candidate for j in range(14))
+        assert p[i, label] == pytest.approx((1 + int(less)) / 15)
+
+
+def test_networks_that_no_method_needs_are_not_trained():
+    settings = config.Real("x", "digits")
+    assert stacks(settings, "LR", ["folds"]) == [10] and stacks(settings, "CNN", ["folds", "cv_plus"]) == [5]
+    assert stacks(settings, "LR", ["ours"]) == [] and stacks(settings, "LR", ["scp", "cv_plus"]) == [None, 5]
 
 
 def test_the_lookup_answers_with_the_network_that_has_not_seen_the_fold():
