@@ -35,12 +35,16 @@ def test_resnet_on_a_few_images(tmp_path):
     ]
     files = {path: path.stat().st_mtime_ns for path in networks.iterdir()}
     assert len(files) == 2
-    rows = example.main([*arguments, "--methods", "ekfac"])  # a second call, which trains nothing
+    (row,) = [row for row in example.main([*arguments, "--methods", "folds2"]) if row["method"] == "folds2"]
+    assert row["trainings"] == 2 and row["test_points"] == 20 and row["fit_seconds"] > 0.9 * row["training_seconds"]
+    for path in set(networks.iterdir()) - set(files):
+        path.unlink()
+    rows = example.main([*arguments, "--methods", "ekfac"])  # another call, which trains nothing
     assert {path: path.stat().st_mtime_ns for path in networks.iterdir()} == files
-    assert [row["method"] for row in rows] == ["split", "last_layer", "ekfac"]
+    assert [row["method"] for row in rows] == ["split", "last_layer", "folds2", "ekfac"]
     assert all(row["test_points"] == 20 and row["training_seconds"] > 0 for row in rows)
     assert all(row["fit_seconds"] > 0 and row["predict_p_seconds"] > 0 for row in rows[1:])
-    assert [part["test_points"] for part in rows[2]["parts"]] == [12, 8]
+    assert [part["test_points"] for part in rows[3]["parts"]] == [12, 8]
     assert json.loads(out.read_text())["rows"] == rows
     with np.load(out.with_suffix(".npz")) as arrays:
         p = dict(arrays)
@@ -49,7 +53,7 @@ def test_resnet_on_a_few_images(tmp_path):
     stopped = {**p, "ekfac": np.where(np.arange(20)[:, None] < 12, p["ekfac"], np.nan)}
     np.savez(out.with_suffix(".npz"), **stopped)
     again = example.main(arguments)
-    assert [part["test_points"] for part in again[2]["parts"]] == [12, 8, 8]
+    assert [part["test_points"] for part in again[3]["parts"]] == [12, 8, 8]
     with np.load(out.with_suffix(".npz")) as arrays:
         assert all(np.array_equal(arrays[name], p[name]) for name in p)
     with pytest.raises(SystemExit, match="another --out"):
