@@ -335,7 +335,17 @@ def test_groups_are_compared_with_their_own():
 # Distributions ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [Ridge(0.5), KernelRidge(alpha=0.5, kernel="rbf"), LinearRegression()], ids=str)
+def signed(model, X, y):
+    """Signed scores (n,): studentized residuals of a fit, and of k-NN those by the others."""
+    if isinstance(model, KNeighborsRegressor):
+        kept = [np.arange(len(y)) != i for i in range(len(y))]
+        return np.array([y[i] - clone(model).fit(X[k], y[k]).predict(X[[i]])[0] for i, k in enumerate(kept)])
+    return np.sign(y - clone(model).fit(X, y).predict(X)) * honest(model, X, y, 0.5)
+
+
+@pytest.mark.parametrize(
+    "model", [Ridge(0.5), KernelRidge(alpha=0.5, kernel="rbf"), LinearRegression(), KNeighborsRegressor(3)], ids=str
+)
 def test_distributions_are_counts_of_signed_scores(model):
     X, y, new = table(20, 3, seed=17)
     reg = FullConformalRegressor(model).fit(X, y)
@@ -343,9 +353,7 @@ def test_distributions_are_counts_of_signed_scores(model):
     found = [reg.predict_cdf(new, np.tile(values, (3, 1)), tau=tau) for tau in (0.0, 1.0)]
     for row, x in enumerate(new):
         for k, value in enumerate(values):
-            bag, target = np.vstack([X, x]), np.append(y, value)
-            sign = np.sign(target - clone(model).fit(bag, target).predict(bag))
-            alpha = sign * honest(model, bag, target, 0.5)
+            alpha = signed(model, np.vstack([X, x]), np.append(y, value))
             below = (alpha[:-1] < alpha[-1]).sum()
             assert found[0][row, k] == pytest.approx(below / 21) and found[1][row, k] == pytest.approx((below + 1) / 21)
     quantiles = reg.predict_quantile(new, [0.01, 0.5, 0.9, 0.99])

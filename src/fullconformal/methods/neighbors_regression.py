@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 from sklearn.base import clone
 
 from fullconformal.guarantees import EXACT
-from fullconformal.intervals import Steps, crossings
+from fullconformal.intervals import Distribution, Steps, crossings
 from fullconformal.methods.base import Config, FloatArray
 from fullconformal.methods.regression import Comparison, FittedRegression, RegressionMethod, Values, blocks, saved_bag
 from fullconformal.models.requirements import check_distances
@@ -86,24 +86,32 @@ class FittedNeighborsRegression(FittedRegression):
     def predict(self, X: Any) -> FloatArray:
         return np.asarray(self.model.predict(X), dtype=np.float64)
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def _residuals(self, X: Any, query: Comparison) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray]]:
+        """A block of objects at a time: residuals r − slope·t (b, n) of the points, t that of the candidate, at y = centre + t."""
         if query.q == 0:
             raise ValueError("k-NN scores leave a point out of its own neighbours: use scheme='deleted'.")
         X = np.asarray(X, dtype=np.float64)
         check_distances(X, self.order, training=False)
         k, y, tie = self.lists.k, self.bag.y, rounding(X)
-        slack = 8 * (k + 8) * EPS * float(np.abs(y).max())
         for at in blocks(X, self.n, query.progress):
             D = cdist(X[at], self.bag.X, "minkowski", p=self.order)
             centre = Nearest.of(D, y, k, tie).mean()
             base, slope = self.lists.mean_with(D, tie)
-            # The residual y_i − base − slope·y at y = centre + t.
-            r = y - base - slope * centre[:, None]
+            yield at, y - base - slope * centre[:, None], slope, centre
+
+    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        slack = 8 * (self.lists.k + 8) * EPS * float(np.abs(self.bag.y).max())
+        for at, r, slope, centre in self._residuals(X, query):
             signed = np.where(r < 0, -slope, slope)
             # Not less than 1 by a tolerance: of one neighbour, slopes are 1 as well.
             edge = np.ones_like(slope)
             lower, upper, owner = crossings(np.abs(r), signed, edge, centre, np.full(len(centre), slack), slack)
             yield query.steps(lower, upper, owner, self.n, at)
+
+    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+        # Slopes are not negative: the candidate's residual passes each point's once, from below.
+        for _, r, slope, centre in self._residuals(X, query):
+            yield Distribution.of(centre[:, None] + r / (1 + slope))
 
     def state(self) -> dict[str, Any]:
         return {"bag": self.bag, "order": self.order, "lists": self.lists, "model": clone(self.model)}

@@ -99,8 +99,8 @@ class FittedRegression(FittedModel):
     def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
         """Predictive distributions of objects X, from signed residuals, a block at a time."""
         raise ValueError(
-            "predict_cdf and predict_quantile need residuals that are linear in y: use Ridge, LinearRegression, KernelRidge or a "
-            "GaussianProcessRegressor."
+            "predict_cdf and predict_quantile need residuals that are linear in y: use Ridge, LinearRegression, KernelRidge, a "
+            "GaussianProcessRegressor or KNeighborsRegressor."
         )
 
     @property
