@@ -332,6 +332,23 @@ def test_groups_are_compared_with_their_own():
         reg.predict_interval(new, 0.95, groups=asked)
 
 
+@pytest.mark.parametrize("scheme", Q)
+@pytest.mark.parametrize(("n", "d", "ties"), [(300, 3, False), (60, 20, False), (200, 4, True), (34, 40, False)])
+def test_intervals_need_few_pieces(n, d, ties, scheme):
+    """Those of ridge regressions leave out points that cannot decide an end: of all pieces they are the same, also with high leverages."""
+    rng = np.random.default_rng(d)
+    X, y, new = rng.standard_t(2, size=(n, d)), rng.normal(size=n), 3 * rng.standard_t(2, size=(8, d))
+    if ties:
+        X, y, new = X.round(), y.round(), new.round()
+    levels = [0.2, 0.7, 0.9, 0.97]
+    for model in (Ridge(1.0), Ridge(1e-3, fit_intercept=False)):
+        reg = FullConformalRegressor(model, scheme=scheme).fit(X, y)
+        found = np.stack([reg.predict_interval(new, level) for level in levels], axis=2)
+        expected = np.concatenate([steps.interval(levels) for steps in reg.predict_steps(new)])
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(reg.predict_interval(new, levels), expected, rtol=1e-11, atol=1e-11)
+
+
 # Distributions ----------------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,8 @@ class Steps:
         Weight of the point that each piece belongs to; all one where not given.
     own : array (m,), optional
         Weight of the candidate; one where not given.
+    wider : int, default=0
+        Pieces that are not listed because they hold all that others hold: `interval` counts them, and is then all that may be asked.
 
     Examples
     --------
@@ -48,6 +50,7 @@ class Steps:
     total: FloatArray
     weight: FloatArray | None = None
     own: FloatArray | None = None
+    wider: int = 0
 
     def __len__(self) -> int:
         return len(self.lower)
@@ -97,17 +100,18 @@ class Steps:
         out = np.full((int(rows.sum()), 2), np.nan)
         chosen: Any = slice(None) if rows.all() else rows
         lower, upper, total = self.lower[chosen], self.upper[chosen], self.total[chosen]
-        needed = _needed(total, epsilon)
+        all_needed = needed(total, epsilon)
         # No piece is needed where a candidate alone is enough, and none is enough where there are too few.
-        out[needed == 0] = -np.inf, np.inf
+        out[all_needed == 0] = -np.inf, np.inf
+        listed = all_needed - self.wider
         held = np.full(len(lower), lower.shape[1])
         if np.isinf(lower.max(initial=-np.inf)):
             held, upper = (lower < np.inf).sum(axis=1), np.where(lower < np.inf, upper, -np.inf)
-        for count in np.unique(needed[(needed > 0) & (needed <= held)]):
-            of: Any = (needed == count) & (needed <= held)
+        for count in np.unique(listed[(listed > 0) & (listed <= held)]):
+            of: Any = (listed == count) & (listed <= held)
             of = slice(None) if of.all() else of
-            out[of, 0] = _ranked(lower[of], int(count))
-            out[of, 1] = _ranked(upper[of], upper.shape[1] + 1 - int(count))
+            out[of, 0] = np.partition(lower[of], count - 1, axis=1)[:, count - 1]
+            out[of, 1] = np.partition(upper[of], -count, axis=1)[:, -count]
         return out
 
     def _line(self, row: int) -> _Line:
@@ -115,7 +119,7 @@ class Steps:
         return _Line.of(self.lower[row], self.upper[row], float(self.total[row]), self.weight, own)
 
 
-def _needed(total: FloatArray, epsilon: float) -> npt.NDArray[np.int64]:
+def needed(total: FloatArray, epsilon: float) -> npt.NDArray[np.int64]:
     """How many (r,) of `total` points must hold a number for its p-value (1 + count)/(1 + total) to exceed ε."""
     guess = np.floor(epsilon * (total + 1)).astype(np.int64) - 1
     out = guess.copy()
@@ -124,28 +128,6 @@ def _needed(total: FloatArray, epsilon: float) -> npt.NDArray[np.int64]:
         short = ~sets.members((1.0 + guess + step) / (1.0 + total), epsilon)
         out = np.where(short, guess + step + 1, out)
     return np.maximum(out, 0)
-
-
-def _ranked(rows: FloatArray, rank: int, long: int = 2**15) -> FloatArray:
-    """The number (r,) of this rank, from 1, in each row (r, K); of long rows a few numbers are partitioned, 5 times faster."""
-    K = rows.shape[1]
-    if long > K:
-        return np.asarray(np.partition(rows, rank - 1, axis=1)[:, rank - 1])
-    # One in 64 tells between which two numbers it lies, all but certainly; where not, the row is partitioned.
-    sample = np.sort(rows[:, ::64], axis=1)
-    size = sample.shape[1]
-    middle, margin = rank / K * size, 3 * size**0.5
-    first, last = max(0, int(middle - margin)), min(size - 1, int(middle + margin))
-    out = np.empty(len(rows))
-    for k, row in enumerate(rows):
-        low = sample[k, first] if first > 0 else -np.inf
-        high = sample[k, last] if last < size - 1 else np.inf
-        below = int(np.count_nonzero(row < low))
-        near = row[(row >= low) & (row <= high)]
-        at = rank - below - 1
-        inside = 0 <= at < len(near)
-        out[k] = np.partition(near, at)[at] if inside else np.partition(row, rank - 1)[rank - 1]
-    return out
 
 
 @dataclass(frozen=True)

@@ -207,10 +207,15 @@ class FullConformalRegressor(ConformalRegressor):
         ------
         Steps
         """
+        return self._steps_at(None, X, weights=weights, groups=groups)
+
+    def _steps_at(  # type: ignore[override]
+        self, levels: FloatArray | None, X: Any, *, weights: tuple[Any, Any] | None = None, groups: Any = None
+    ) -> Iterator[Steps]:
         inputs = self._prepare_inputs(X)
         with progress_bar("intervals", self.verbose) as progress:
             query = self._comparison(_num_samples(X), weights, groups)
-            for steps in self._fitted.steps(inputs, replace(query, progress=progress)):
+            for steps in self._fitted.steps(inputs, replace(query, progress=progress, levels=levels)):
                 yield self._target.steps(steps)
 
     def predict_cdf(self, X: Any, y: Any, *, tau: float = 0.5) -> FloatArray:

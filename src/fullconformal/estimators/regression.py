@@ -62,7 +62,11 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
             Lower and upper ends; infinite where the level needs more points than there are, NaN where no y has such a p-value.
         """
         levels = self._levels(confidence_level, options)
-        return np.concatenate([steps.interval(levels) for steps in self.predict_steps(X, **options)])
+        return np.concatenate([steps.interval(levels) for steps in self._steps_at(levels, X, **options)])
+
+    def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
+        """Step functions of which intervals at these levels are asked, nothing else."""
+        return self.predict_steps(X, **options)
 
     def predict_set(self, X: Any, confidence_level: float | None = None, **options: Any) -> list[FloatArray]:
         """All y with a p-value above 1 − confidence_level, as a union of closed intervals.

@@ -46,6 +46,16 @@ class Lines:
     free: npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """Points in the order of their scores in the bag alone, descending (n,), those scores, and the largest √h/(1 − h)^q and h/(1 − h)."""
+
+    order: npt.NDArray[np.intp]
+    score: FloatArray
+    steepest: float
+    heaviest: float
+
+
 @savable
 @dataclass(frozen=True)
 class Ridge:
@@ -128,8 +138,30 @@ class Ridge:
         """h_i (n,)."""
         return 1 - self.free_share
 
-    def lines(self, X: FloatArray, q: float, step: int = 2**62) -> Iterator[Lines]:
-        """Scores at objects X (m, d), `step` objects at a time after one product for all: what follows stays in the cache."""
+    def lines(
+        self, X: FloatArray, q: float, step: int = 2**62, points: npt.NDArray[np.intp] | slice = slice(None)
+    ) -> Iterator[Lines]:
+        """Scores at objects X (m, d), of all points or some; `step` objects at a time after one product for all, to stay in the cache."""
+        along, scaled, h, free = self._objects(X)
+        residual = self.residual[points]
+        signs = np.where(residual < 0, -1.0, 1.0)
+        size, share = np.abs(residual), self.free_share[points]
+        centre = along @ self.weight + self.shift
+        everything = scaled @ self.rows[points].T
+        for start in range(0, len(X), step):
+            at = slice(start, start + step)
+            pairs = everything[at]
+            if self.constant:
+                pairs += self.constant * signs
+            yield lines_of(size, signs, share, pairs, h[at], centre[at], q, (self.rounding, self._relative), free[at])
+
+    @property
+    def _relative(self) -> float:
+        """Relative rounding of scores."""
+        return 16 * (len(self.root) + 8) * EPS
+
+    def _objects(self, X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.bool_]]:
+        """Of objects X (m, d): coordinates (m, r), these divided by the root, h_x (m,), and whether each decides a parameter (m,)."""
         X = X - self.mean
         along = X @ self.axes
         scaled = along / self.root
@@ -144,20 +176,38 @@ class Ridge:
                 h += np.where(outside, beyond, 0.0) / self.penalty
             else:
                 free = outside
-        free |= 1 / (1 + h) <= ALONE
-        signs = np.where(self.residual < 0, -1.0, 1.0)
-        size = np.abs(self.residual)
-        relative = 16 * (len(self.root) + 8) * EPS
-        centre = along @ self.weight + self.shift
-        everything = scaled @ self.rows.T
-        for start in range(0, len(X), step):
-            at = slice(start, start + step)
-            pairs = everything[at]
-            if self.constant:
-                pairs += self.constant * signs
-            yield lines_of(
-                size, signs, self.free_share, pairs, h[at], centre[at], q, (self.rounding, relative), free[at]
-            )
+        return along, scaled, h, free | (1 / (1 + h) <= ALONE)
+
+    def ranking(self, q: float) -> Ranking | None:
+        """Points by their scores in the bag alone; None where a point decides a parameter by itself."""
+        if not self.free_share.all():
+            return None
+        share = _power(self.free_share.copy(), q)
+        score = (np.abs(self.residual) + self.rounding) / share
+        order = np.argsort(-score)
+        h = np.maximum(1 - self.free_share, 0.0)
+        return Ranking(order, score[order], float((np.sqrt(h) / share).max()), float((h / self.free_share).max()))
+
+    def near(
+        self, X: FloatArray, q: float, ranking: Ranking, first: int, last: int
+    ) -> tuple[npt.NDArray[np.intp], int]:
+        """Points that may have the `first`- to `last`-widest piece of an object in X (m, d), and how many pieces are surely wider.
+
+        A piece ends at s·g^(q − 1)/((1 + g·h_xi²/(1 − h_i))^q ± g^q·h_xi/(1 − h_i)^q) from the centre, s the score in the bag alone, and
+        h_xi² ≤ h_x·h_i: at s times the same number for all points, up to a factor between 1/(1 + more) and 1/(1 − less). So do ranks.
+        """
+        _, _, h, free = self._objects(X)
+        g, n = 1 / (1 + h), len(ranking.order)
+        slope = float((g**q * np.sqrt(h)).max()) * ranking.steepest
+        less = slope + 4 * self._relative
+        more = (1 + float((g * h).max()) * ranking.heaviest) ** q - 1 + less
+        if free.any() or less >= 1:
+            return np.arange(n), 0
+        apart = (1 + more) / (1 - less)
+        descending = -ranking.score
+        start = int(np.searchsorted(descending, -apart * ranking.score[first - 1], "left"))
+        end = int(np.searchsorted(descending, -ranking.score[last - 1] / apart, "right"))
+        return ranking.order[start:end], start
 
 
 @savable

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.intervals import Distribution, Steps, crossings
+from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
 from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray, starts_with
 from fullconformal.runtime.tasks import Progress
@@ -28,13 +28,24 @@ class Values:
 
 @dataclass(frozen=True)
 class Comparison:
-    """With whom candidates are compared: the scheme q, weights of points (n,) and objects (m,), and the groups (n,) and (m,) of both."""
+    """With whom candidates are compared: the scheme q, weights of points (n,) and objects (m,), and the groups (n,) and (m,) of both.
+
+    Where `levels` are given, only intervals at these confidence levels are asked of the step functions: `Steps` may be of fewer pieces.
+    """
 
     q: float
     points: FloatArray | None = None
     own: FloatArray | None = None
     groups: tuple[IntArray, IntArray] | None = None
     progress: Progress | None = None
+    levels: FloatArray | None = None
+
+    def ranks(self, n: int) -> tuple[int, int] | None:
+        """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""
+        if self.levels is None or self.points is not None or self.own is not None or self.groups is not None:
+            return None
+        ranks = [int(needed(np.array([n]), 1 - level)[0]) for level in self.levels.ravel().tolist()]
+        return max(1, min(ranks)), max(1, *ranks)
 
     def steps(self, lower: FloatArray, upper: FloatArray, owner: npt.NDArray[np.intp], n: int, at: slice) -> Steps:
         """Step functions of the objects `at`, from the pieces (b, K) of training points `owner` (K,)."""

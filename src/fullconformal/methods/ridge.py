@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import pairwise_kernels
 
 from fullconformal.guarantees import APPROXIMATE, EXACT
 from fullconformal.intervals import Distribution, Steps
-from fullconformal.linear.ridge import KernelRidge, Lines, Ridge
+from fullconformal.linear.ridge import KernelRidge, Lines, Ranking, Ridge
 from fullconformal.methods.base import Config, FloatArray
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import (
@@ -45,6 +45,7 @@ class FittedRidge(FittedRegression):
     def __init__(self, bag: Values, fit: Ridge):
         super().__init__(bag)
         self.fit = fit
+        self._rankings: dict[float, Ranking | None] = {}
 
     def predict(self, X: Any) -> FloatArray:
         return self.fit.predict(np.asarray(X, dtype=np.float64))
@@ -58,7 +59,20 @@ class FittedRidge(FittedRegression):
                 yield slice(start, start + len(lines.centre)), lines
 
     def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        if (ranks := query.ranks(self.n)) is not None:
+            if query.q not in self._rankings:
+                self._rankings[query.q] = self.fit.ranking(query.q)
+            if (ranking := self._rankings[query.q]) is not None:
+                return self._near(np.asarray(X, dtype=np.float64), query, ranking, ranks)
         return (steps_of(lines, query, at) for at, lines in self._lines(X, query))
+
+    def _near(self, X: FloatArray, query: Comparison, ranking: Ranking, ranks: tuple[int, int]) -> Iterator[Steps]:
+        """The pieces that may end where intervals do."""
+        for at in blocks(X, self.n, query.progress, many=True):
+            points, wider = self.fit.near(X[at], query.q, ranking, *ranks)
+            for lines in self.fit.lines(X[at], query.q, rows_in_cache(len(points)), points):
+                steps = steps_of(lines, query, at)
+                yield replace(steps, total=np.full(len(steps), float(self.n)), wider=wider)
 
     def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
         return (distribution_of(lines) for _, lines in self._lines(X, query))
