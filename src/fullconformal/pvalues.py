@@ -77,12 +77,26 @@ def order(alpha: Any, tau: Any, tolerance: Any) -> Any:
     return (alpha > tau + tolerance) * 1 - (alpha < tau - tolerance) * 1
 
 
-def ordered_scores(
-    alpha: FloatArray, y: npt.NDArray[Any], n_classes: int, *, class_conditional: bool = False
-) -> list[FloatArray]:
-    """Scores alpha (n,) in ascending order: all together, or one array for each of the C labels."""
-    groups = [alpha[y == label] for label in range(n_classes)] if class_conditional else [alpha]
-    return [np.sort(group) for group in groups]
+def cells(y: npt.NDArray[Any], width: int, categories: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
+    """With whom a point of label y (n,) is compared, by number (n,): its label's points (width C) or all (width 1), of its category."""
+    own = np.asarray(y) if width > 1 else np.zeros(len(y), dtype=np.int64)
+    return np.asarray(own if categories is None else np.where(categories < 0, -1, categories * width + own), np.int64)
+
+
+def ordered_scores(alpha: FloatArray, cell: npt.NDArray[np.int64], n_cells: int = 1) -> list[FloatArray]:
+    """Scores alpha (n,) in ascending order, one array for each cell, whose numbers `cells` gives."""
+    return [np.sort(alpha[cell == k]) for k in range(n_cells)]
+
+
+def totals(sizes: npt.ArrayLike, places: npt.NDArray[np.int64] | None) -> npt.NDArray[Any]:
+    """Rows (m, w) of sizes (G, w) at the places (m,) of categories, zeros at −1; all of them where there are no places."""
+    sizes = np.asarray(sizes)
+    return sizes if places is None else np.vstack([sizes, np.zeros_like(sizes[:1])])[places]
+
+
+def in_category(ordered: Sequence[FloatArray], width: int, category: int) -> list[FloatArray]:
+    """Ordered scores of one category, an array for each of its cells; empty ones of the category −1, which has no points."""
+    return list(ordered[category * width : (category + 1) * width]) if category >= 0 else [np.empty(0)] * width
 
 
 def rank_counts(
@@ -90,7 +104,8 @@ def rank_counts(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Points above and tied with tau (m, C), to within a tolerance (m, C), among ordered scores, as `count` has them, in O(mC log n).
 
-    For scores of training points that do not depend on the candidate: those of split conformal prediction.
+    For scores of training points that do not depend on the candidate: those of split conformal prediction. Of one array for all labels,
+    or one for each.
 
     Examples
     --------
@@ -111,7 +126,7 @@ def rank_counts(
 
 
 def rank_weights(
-    alpha: FloatArray, tau: FloatArray, tolerance: float, weight: FloatArray | None = None
+    alpha: FloatArray, tau: FloatArray, tolerance: Any, weight: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
     """Weight (m, C) of points with scores alpha (n,) above and tied with tau (m, C), as `count` has it, in O((n + m) C log n).
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fullconformal import sets
 from fullconformal.estimators import inputs
+from fullconformal.estimators.categories import Categories
 from fullconformal.guarantees import Guarantee
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, conforms, defaults, expect, hints_of, parameters, require
@@ -124,6 +125,11 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         params = self.get_params(deep=False)
         params["estimator"] = self.estimator if params.get("prefit") else clone(self.estimator, safe=False)
         params |= defaults(type(self), OURS)
+        if callable(params.get("categories")):
+            raise StorageError(
+                f"categories={params['categories']!r} is a function, and no file holds code; put what it returns into a column of X, and "
+                "give categories= the column's name or number."
+            )
         for name, remedy in (("random_state", 0), ("cv", None)):
             value = params.get(name)
             if value is not None and not isinstance(value, (int, np.integer, list)):
@@ -193,6 +199,9 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
 
     classes_: Array
     class_conditional: bool
+    categories: Any
+    #: those of the training points; None where all are compared with all
+    _categories: Categories | None = None
     #: places among classes_ of those that the models know; None where they know all
     _known: npt.NDArray[np.int64] | None = None
 
@@ -211,6 +220,15 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
             return self.classes_, place
         self._known = place
         return found, np.arange(len(found))
+
+    def _places(self, X: Any) -> npt.NDArray[np.int64] | None:
+        """The place of each object's category (m,) among those of training, X as it was given; None where there are no categories."""
+        kept = self._categories
+        if self.categories is not (None if kept is None else kept.rule) and self.categories != getattr(
+            kept, "rule", None
+        ):
+            raise ValueError(f"categories was changed to {self.categories!r} after fit; call fit again.")
+        return None if kept is None else kept.places(X, getattr(self, "feature_names_in_", None))
 
     def _widened(self, columns: Any, rest: Any) -> npt.NDArray[np.float64]:
         """Columns (m, C) of all classes, from those of the classes that the models know; `rest`, broadcast to (m, 1), of the others."""
@@ -381,6 +399,16 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         require(1 < len(known) < n_classes and bool((known[:-1] < known[1:]).all()), "classes")
         require(known[0] >= 0 and bool(known[-1] < n_classes), "classes")
         return len(known)
+
+    def verify_categories(self, n: int) -> int:
+        """The number of categories of n training points, one where there are none."""
+        kept = self._categories
+        if kept is None:
+            require(self.categories is None, "categories")
+            return 1
+        kept.verify(n)
+        require(self.categories == kept.rule, "categories")
+        return len(kept.known)
 
     def verify_p(self) -> None:
         """Raise unless the classifier gives p-values of the objects it kept."""

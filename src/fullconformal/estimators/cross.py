@@ -16,6 +16,7 @@ from fullconformal.estimators.held_out import (
     HeldOut,
     HeldOutClassifier,
     HeldOutFit,
+    IntArray,
     PlusClassifier,
     check_trained,
     own_scores,
@@ -36,8 +37,8 @@ class FoldsClassifier(HeldOutClassifier):
     def __init__(
         self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, conformity_score: str = "loss",
         randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
-        confidence_level: float = 0.9, class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200,
-        n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
+        confidence_level: float = 0.9, class_conditional: bool = False, categories: Any = None, l2: float | None = None,
+        max_epochs: int = 200, n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -60,7 +61,7 @@ class FoldsClassifier(HeldOutClassifier):
             cv = KFold(n_folds, shuffle=True, random_state=fit.config.seed)
         pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(y), 1)), y)
         parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
-        return fit.held_out(fit.folds(parts, "take other folds (n_folds, random_state)"), y)
+        return fit.held_out(fit.folds(parts, "take other folds (n_folds, random_state)"), np.arange(len(y)))
 
 
 @savable
@@ -77,7 +78,7 @@ class CVPlusClassifier(PlusClassifier, FoldsClassifier):
         Folds, drawn at random, and models.
     cv : splitter or list of (train, test) indices, optional
         Other folds, instead of `n_folds`; each point must be in one.
-    estimator, conformity_score, randomized, confidence_level, class_conditional, l2, max_epochs
+    estimator, conformity_score, randomized, confidence_level, class_conditional, categories, l2, max_epochs
         As in `SplitConformalClassifier`.
     k_reg, lambda_reg : int, float
         Both needed with ``conformity_score="raps"``.
@@ -107,7 +108,7 @@ class CrossConformalClassifier(FoldsClassifier):
 
     Parameters
     ----------
-    estimator, conformity_score, randomized, confidence_level, class_conditional, l2, max_epochs
+    estimator, conformity_score, randomized, confidence_level, class_conditional, categories, l2, max_epochs
         As in `SplitConformalClassifier`.
     n_folds, cv, k_reg, lambda_reg, n_jobs, verbose
         As in `CVPlusClassifier`.
@@ -136,7 +137,7 @@ class JackknifePlusClassifier(PlusClassifier):
 
     Parameters
     ----------
-    estimator, conformity_score, randomized, confidence_level, class_conditional, max_epochs
+    estimator, conformity_score, randomized, confidence_level, class_conditional, categories, max_epochs
         As in `SplitConformalClassifier`.
     k_reg, lambda_reg, n_jobs, verbose
         As in `CVPlusClassifier`.
@@ -164,8 +165,8 @@ class JackknifePlusClassifier(PlusClassifier):
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", randomized: bool = True,
         k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
-        class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200, n_jobs: int | None = None,
-        random_state: Any = None, verbose: int | None = None,
+        class_conditional: bool = False, categories: Any = None, l2: float | None = None, max_epochs: int = 200,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -181,7 +182,7 @@ class JackknifePlusClassifier(PlusClassifier):
         every = np.arange(len(y))
         if self.n_fits_ > 1:
             parts = fit.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
-            return fit.held_out(parts, y)
+            return fit.held_out(parts, every)
         for i in np.flatnonzero(np.bincount(y)[y] == 1):
             check_trained(np.delete(y, i), fit.bag, f"what trains without point {i}", remedy)
         fitted = Symmetric(self.estimator).fit(fit.bag, fit.config)
@@ -189,7 +190,8 @@ class JackknifePlusClassifier(PlusClassifier):
         without_it = log_proba(at_points(fitted.bag.X.T, theta).T)
         uniform = fit.rng.uniform(size=len(y)) if fit.randomized else None
         alpha = own_scores(fit.score, without_it, y, uniform)
-        return fit.held_out([], y, LeaveOneOut, fitted=fitted, theta=theta, alpha=alpha)
+        cell = fit.cells(every)[0]
+        return fit.held_out([], every, LeaveOneOut, fitted=fitted, theta=theta, alpha=alpha, cell=cell)
 
 
 def is_fast(estimator: Any) -> bool:
@@ -206,21 +208,25 @@ def is_fast(estimator: Any) -> bool:
 @savable
 @dataclass(frozen=True)
 class LeaveOneOut(HeldOut):
-    """The n logistic regressions on all points but one: the fit on all, weights (d, K, n), the score alpha (n,) of each point left out."""
+    """The n logistic regressions on all points but one: the fit on all, weights (d, K, n), score alpha and cell (n,) of each left out."""
 
     fitted: FittedSymmetric
     theta: Tensor
     alpha: FloatArray
+    cell: IntArray
 
     def proba(self, X: Any) -> FloatArray:
         """Probabilities (m, C) of the model fitted to all points."""
         return np.exp(self.fitted.log_proba(X))
 
-    def counts(self, X: Any) -> list[tuple[Any, Any]]:
+    def counts(self, X: Any, places: IntArray | None) -> list[tuple[Any, Any]]:
         # Names an object that cannot be computed with.
         self.fitted.log_proba(X)
         (d, K, n), n_classes, uniform = self.theta.shape, self.n_classes, self.uniform(X)
-        weight = pvalues.comparison_weight(self.fitted.labels, n_classes, class_conditional=self.class_conditional)
+        alone = len(self.sizes) == 1
+        first = np.zeros(len(X), dtype=np.int64) if places is None else places * self.width
+        # The cells (m, C) of the candidates; a category without points has none.
+        asked = np.where(first[:, None] < 0, -1, first[:, None] + np.arange(n_classes) % self.width)
         # About four million scores at a time.
         width, found = max(1, 2**22 // (n * n_classes)), []
         for at in range(0, len(X), width):
@@ -229,16 +235,17 @@ class LeaveOneOut(HeldOut):
             u = None if uniform is None else uniform[at : at + width].repeat(n)
             tau = self.score.scores(by_model.reshape(-1, n_classes), u).reshape(by_model.shape)
             tie = self.score.rounding(tau, by_model, float(np.finfo(np.float64).eps))
+            weight = None if alone else self.cell[:, None] == asked[at : at + width, None]
             found.append(pvalues.count(self.alpha[:, None], tau, tie, weight, axis=1))
         greater, equal = (np.concatenate(part) for part in zip(*found, strict=True))
         return [(greater, equal)]
 
-    def verify(self, n_classes: int) -> None:
+    def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
-        super().verify(n_classes)
+        super().verify(n_classes, n_categories)
         (n, d), K = self.fitted.bag.X.shape, self.fitted.bag.K
         require(self.theta.shape == (d, K, n) and bool(self.theta.isfinite().all()), "leave-one-out models")
-        require(self.alpha.shape == (n,), "scores")
+        require(self.alpha.shape == self.cell.shape == (n,), "scores")
 
 
 def log_proba(z: Tensor) -> FloatArray:

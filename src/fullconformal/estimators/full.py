@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
+from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
 from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
-from fullconformal.methods.base import Bag, Config, ConformalWarning, Fitted, Query, Recalibration
+from fullconformal.methods.base import Bag, Config, Fitted, Query, Recalibration, by_category, refined
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import select
 from fullconformal.methods.transformed import FittedInBag
@@ -86,6 +87,11 @@ class FullConformalClassifier(ConformalClassifier):
         Of the sets, where `predict_set` is not told otherwise.
     class_conditional : bool, default=False
         Compare a candidate with the training points of its own label only: the guarantee then holds for each class.
+    categories : str, int or callable, optional
+        Compare an object with the training points of its own (Mondrian) category only: the guarantee then holds in each category, and with
+        ``class_conditional`` for each class in each. A column of X, by its name or number, or a function that is given X as you give it
+        and returns a word or number for each object, of which it looks at each by itself. The model still sees every column. An object
+        of a category without training points has p-values of 1. (Points that belong together are another matter: `fit`'s ``groups``.)
     prune : {"auto", True, False}, default="auto"
         Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
         definite; False forms all of them.
@@ -160,9 +166,9 @@ class FullConformalClassifier(ConformalClassifier):
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
         curvature: Any = "auto", damping: float | None = None, l2: float | None = None, loss: Any = "softmax",
         prefit: bool = False, head: str | None = None, transformers: str = "bag", confidence_level: float = 0.9,
-        class_conditional: bool = False, prune: bool | str = "auto", folds: int = 10, repeats: int = 1, update: str = "none",
-        max_epochs: int = 200, device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, n_jobs: int | None = None,
-        checkpoint: Any = None, random_state: Any = None, verbose: int | None = None,
+        class_conditional: bool = False, categories: Any = None, prune: bool | str = "auto", folds: int = 10, repeats: int = 1,
+        update: str = "none", max_epochs: int = 200, device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0,
+        n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -192,6 +198,7 @@ class FullConformalClassifier(ConformalClassifier):
         transformers, final = split_pipeline(self.estimator)
         config = self._config()
         streamed = is_stream(X)
+        self._categories = None if streamed else Categories.of(self.categories, X)
         if streamed:
             validation.check_stream(self, y, classes, groups)
             bag = Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
@@ -224,11 +231,8 @@ class FullConformalClassifier(ConformalClassifier):
         self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
         fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
-        caveat = "" if self._is_diagnosed or (fixed and not needs_labels(self.transformer_)) else self._caveat
-        told = list(filter(None, [*fitted.warnings, caveat]))
-        if told:
-            figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
-            warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=3)
+        clear = self._is_diagnosed or (fixed and not needs_labels(self.transformer_))
+        promises.warn(fitted, "" if clear else self._caveat, stacklevel=4)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
@@ -237,19 +241,22 @@ class FullConformalClassifier(ConformalClassifier):
         # Fits must be the same when a killed run is started again.
         resumes = self.method == "exact" or self.checkpoint is not None
         fixed = resumes and self.random_state is None
+        as_given = [
+            "l2",
+            "prefit",
+            "head",
+            "max_epochs",
+            "curvature",
+            "damping",
+            "approximation",
+            "folds",
+            "repeats",
+            "update",
+        ]
         return Config(
-            l2=self.l2,
-            prefit=self.prefit,
-            head=self.head,
-            max_epochs=self.max_epochs,
+            **{name: getattr(self, name) for name in as_given},
             loss=LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
-            curvature=self.curvature,
-            damping=self.damping,
             q=validation.SCHEMES[self.scheme],
-            approximation=self.approximation,
-            folds=self.folds,
-            repeats=self.repeats,
-            update=self.update,
             device=validation.device_of(self.device, self.estimator),
             dtype=validation.DTYPES[self.dtype],
             memory=int(self.memory_budget * 2**30),
@@ -274,10 +281,8 @@ class FullConformalClassifier(ConformalClassifier):
     @property
     def _caveat(self) -> str:
         """What the guarantee of an exact method lacks, in words; empty where nothing."""
-        if self.prefit:
-            return ""
-        in_bag = isinstance(self._fitted, FittedInBag)
-        return promises.caveat(self.head, None if in_bag else self.transformer_)
+        fixed = None if isinstance(self._fitted, FittedInBag) else self.transformer_
+        return "" if self.prefit else promises.caveat(self.head, fixed)
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -307,6 +312,8 @@ class FullConformalClassifier(ConformalClassifier):
         given, X = X, self._prepare_inputs(X)
         validation.check_scores(self)
         points, own = validation.check_weights(weights, self._fitted.n, _num_samples(X))
+        if weights is not None and self._recalibration is not None:
+            raise ValueError("p-values were recalibrated without weights; leave weights out, or call fit again.")
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
         uniform = None
@@ -314,26 +321,28 @@ class FullConformalClassifier(ConformalClassifier):
             # Of objects as they were given: what transformers make of one differs in its last bits from batch to batch.
             seed = int(check_random_state(self.random_state).randint(2**31))
             uniform = uniforms(self._checked(given, reset=False), seed)[:, None]
+        fitted, fresh = self._fitted, self._recalibration
         with progress_bar("p-values", self.verbose) as progress:
-            query = self._query(points=points, progress=progress)
+            query = self._query(given, points=points, progress=progress)
             if bounds:
-                p: Any = self._fitted.bounds(X, query, own)
-            elif self._recalibration is not None:
-                p = self._recalibration.p_values(self._fitted, X, query, uniform)
+                p = by_category(lambda *asked: np.stack(fitted.bounds(*asked)), X, query, own)
+            elif fresh is not None:
+                p = by_category(partial(fresh.p_values, fitted), X, query, uniform)
             else:
-                p = self._fitted.p_values(X, query, own, uniform)
+                p = by_category(fitted.p_values, X, query, own, uniform)
         # Of labels without a training point: none is above them.
-        compared = 0.0 if self.class_conditional else self._sizes(query).sum()
-        rest = pvalues.p_values(0.0, 0.0, compared, own, uniform)
+        sizes = pvalues.totals(self._sizes(points), query.places).sum(1, keepdims=True)
+        rest = pvalues.p_values(0.0, 0.0, 0.0 if self.class_conditional else sizes, own, uniform)
         return tuple(self._widened(part, rest) for part in p) if bounds else self._widened(p, rest)
 
     def _decided(self, X: Any, levels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         if self._recalibration is not None:
             return self.predict_epsilon(X)
-        X = self._prepare_inputs(X)
+        given, X = X, self._prepare_inputs(X)
         validation.check_scores(self)
         with progress_bar("sets", self.verbose) as progress:
-            return self._fitted.decide(X, self._query(progress=progress), levels)
+            query = self._query(given, progress=progress)
+            return by_category(partial(self._fitted.decide, levels=levels), X, query)
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
@@ -349,10 +358,13 @@ class FullConformalClassifier(ConformalClassifier):
             raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
         return X if isinstance(self._fitted, FittedInBag) else seen
 
-    def _query(self, **asked: Any) -> Query:
-        """What is asked about objects, by the parameters as they are now."""
-        q, conditional = validation.SCHEMES[self.scheme], self.class_conditional
-        return Query(q, self.approximation, self.prune, class_conditional=conditional, work=self._work(), **asked)
+    def _query(self, X: Any = None, **asked: Any) -> Query:
+        """What is asked about objects X, as they were given, by the parameters as they are now."""
+        q, kept = validation.SCHEMES[self.scheme], self._categories
+        return Query(
+            q, self.approximation, self.prune, class_conditional=self.class_conditional, work=self._work(),
+            categories=None if kept is None else kept.points, places=None if X is None else self._places(X), **asked,
+        )  # fmt: skip
 
     # Trust ------------------------------------------------------------------------------------------------------------
 
@@ -383,15 +395,16 @@ class FullConformalClassifier(ConformalClassifier):
         """
         validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
         validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
-        X = self._prepare_inputs(X)
-        if self.scheme == "studentized" or self.class_conditional or self._recalibration is not None:
+        inputs = self._prepare_inputs(X)
+        if self.scheme == "studentized" or self._sizes().size > 1 or self._recalibration is not None:
             raise ValueError(
-                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no recalibration."
+                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no categories, no "
+                "recalibration."
             )
         rng = check_random_state(random_state)
         with progress_bar("refits", self.verbose) as progress:
             return audit_fitted(
-                self._fitted, X, self._query(), n_pairs, max_refits, self.confidence_level, rng, progress
+                self._fitted, inputs, self._query(X), n_pairs, max_refits, self.confidence_level, rng, progress
             )  # fmt: skip
 
     def recalibrate(self, X: Any, y: Any) -> FullConformalClassifier:
@@ -413,38 +426,40 @@ class FullConformalClassifier(ConformalClassifier):
         known = self.classes_ if self._known is None else self.classes_[self._known]
         index = validation.check_fresh(X, y, known)
         with progress_bar("p-values", self.verbose) as progress:
-            query = self._query(progress=progress)
-            self._recalibration = Recalibration.of(self._fitted, self._prepare_inputs(X), index, query)
+            query = self._query(X, progress=progress)
+            p = by_category(partial(refined, self._fitted), self._prepare_inputs(X), query)
+        cell = pvalues.cells(index, self._width, query.places)
+        n_cells = cell_sizes(self._fitted.labels, self._width, self._categories).size
+        self._recalibration = Recalibration.of(p[np.arange(len(index)), index], cell, n_cells, query)
         return self
 
     def warn_unreachable(self, levels: npt.NDArray[np.float64], stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more training (after `recalibrate`: fresh) points than there are."""
-        sizes = self._sizes(self._query())
-        if self._known is not None and len(sizes) > 1:
-            sizes = self._widened(sizes[None], 0.0)[0]
-        kind = "training" if self._recalibration is None else "fresh"
-        validation.warn_unreachable(sizes, self.classes_, levels, kind, stacklevel)
+        sizes, kind = self._sizes(), "training" if self._recalibration is None else "fresh"
+        sizes = self._widened(sizes, 0.0) if self._known is not None and self._width > 1 else sizes
+        warn_unreachable(sizes, self.classes_, self._categories, levels, kind, stacklevel)
 
-    def _sizes(self, query: Query) -> npt.NDArray[Any]:
-        """Weight of the points that candidates are compared with: (1,) of all, or (C,) of each class."""
-        fresh = self._recalibration
-        return query.total(self._fitted.labels, self._fitted.n_classes) if fresh is None else fresh.sizes
+    @property
+    def _width(self) -> int:
+        """Cells of a category, in which points are compared: C where that is for each class, else one."""
+        return self._fitted.n_classes if self.class_conditional else 1
+
+    def _sizes(self, points: Any = None) -> npt.NDArray[Any]:
+        """Number, or weight, of the points that candidates are compared with, (G, width): in each cell of each category."""
+        if self._recalibration is not None:
+            return self._recalibration.sizes.reshape(-1, self._width)
+        return cell_sizes(self._fitted.labels, self._width, self._categories, points)
 
     def notes(self) -> list[str]:
-        diagnosed = self.diagnose() if self._is_diagnosed else None
-        return promises.notes(self._fitted, self._caveat, diagnosed)
+        return promises.notes(self._fitted, self._caveat, self.diagnose() if self._is_diagnosed else None)
 
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        promise = self._fitted.guarantee
         if self._recalibration is not None:
             return EXACT.because("recalibrated with fresh points")
-        if promise.is_exact and self._caveat:
-            return APPROXIMATE.because(self._caveat)
-        if promise.is_exact and self._known is not None and not self.class_conditional:
-            return APPROXIMATE.because(ABSENT)
-        return promise
+        lacks = self._caveat or ("" if self._known is None or self.class_conditional else ABSENT)
+        return APPROXIMATE.because(lacks) if self._fitted.guarantee.is_exact and lacks else self._fitted.guarantee
 
     @property
     def display_name(self) -> str:
@@ -460,13 +475,13 @@ class FullConformalClassifier(ConformalClassifier):
         labels, known = fitted.labels, self.verify_known(n_classes)
         require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < known)).all()), "labels")
         require(fitted.n_classes == known, "classes")
+        n_cells = self.verify_categories(fitted.n) * self._width
         if self._recalibration is not None:
-            self._recalibration.verify(known)
+            self._recalibration.verify(n_cells)
         # A stream kept no object: it is tried on one of zeros.
         if not hasattr(self, "_sample"):
-            shape = self._input_shape
-            require(shape == fitted.input_shape, "shape of objects")
-            self._sample = np.zeros((1, *shape))
+            require(self._input_shape == fitted.input_shape, "shape of objects")
+            self._sample = np.zeros((1, *self._input_shape))
         require(_num_samples(self._sample) <= LIMITS.rows, "sample")
         if not fitted.holds(self._prepare_inputs(self._sample)):
             raise StorageError(

@@ -16,8 +16,9 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
+from fullconformal.estimators.categories import Categories, warn_unreachable
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels
-from fullconformal.estimators.validation import check_flag, score_of, warn_unreachable
+from fullconformal.estimators.validation import check_flag, score_of
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.fitting import LogProba, Model, Piped
@@ -37,7 +38,7 @@ SCORING = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_condi
 @savable
 @dataclass(frozen=True)
 class Calibrated:
-    """A model and the scores, in ascending order, of points that did not train it: all together, or an array for each class."""
+    """A model and the scores, in ascending order, of points that did not train it: an array for each of `pvalues.cells`."""
 
     model: Any
     ordered: list[FloatArray]
@@ -46,7 +47,10 @@ class Calibrated:
 @savable
 @dataclass(frozen=True)
 class HeldOut:
-    """Calibrated models, and how labels are scored; sizes are the numbers of points that calibrate, of all or of each class."""
+    """Calibrated models, and how labels are scored; sizes are the numbers of points that calibrate in each of `pvalues.cells`.
+
+    Categories of objects X (m, ...) are given by their places (m,), None where there are none.
+    """
 
     score: ConformityScore
     randomized: bool
@@ -68,7 +72,16 @@ class HeldOut:
         """The uniforms (m, 1) of smoothed p-values: others than those of the scores."""
         return uniforms(X, self.seed + 1)[:, None] if smoothing else None
 
-    def counts(self, X: Any) -> list[tuple[Any, Any]]:
+    @property
+    def width(self) -> int:
+        """Cells of a category: C where labels are compared with points of their own, else one."""
+        return self.n_classes if self.class_conditional else 1
+
+    def totals(self, sizes: Any, places: IntArray | None) -> npt.NDArray[Any]:
+        """Numbers of points, (1 or m, width), that objects are compared with, of those in each cell."""
+        return pvalues.totals(np.reshape(sizes, (-1, self.width)), places)
+
+    def counts(self, X: Any, places: IntArray | None) -> list[tuple[Any, Any]]:
         """Calibration points of each part above and tied with every candidate, (m, C) each.
 
         Equal objects in batches of different sizes have scores that differ by rounding; they are tied.
@@ -78,35 +91,44 @@ class HeldOut:
             log_proba = finite_rows(part.model(X))
             tau = self.score.scores(log_proba, uniform)
             tie = self.score.rounding(tau, log_proba, part.model.precision(X))
-            found.append(pvalues.rank_counts(part.ordered, tau, tie))
+            if places is None:
+                found.append(pvalues.rank_counts(part.ordered, tau, tie))
+                continue
+            out = np.zeros((2, *tau.shape), dtype=np.int64)
+            for place in np.unique(places).tolist():
+                rows = np.flatnonzero(places == place)
+                ordered = pvalues.in_category(part.ordered, self.width, place)
+                out[:, rows] = pvalues.rank_counts(ordered, tau[rows], tie[rows])
+            found.append((out[0], out[1]))
         return found
 
-    def p_values(self, X: Any, smoothing: bool = False) -> FloatArray:
+    def p_values(self, X: Any, places: IntArray | None, smoothing: bool = False) -> FloatArray:
         """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1) (m, C), over the points of all parts; smoothed where asked for."""
-        greater, equal = (np.sum(part, axis=0) for part in zip(*self.counts(X), strict=True))
-        return pvalues.p_values(greater, equal, self.sizes, uniform=self.smoothing(X, smoothing))
+        greater, equal = (np.sum(part, axis=0) for part in zip(*self.counts(X, places), strict=True))
+        return pvalues.p_values(greater, equal, self.totals(self.sizes, places), uniform=self.smoothing(X, smoothing))
 
-    def p_values_by_part(self, X: Any, smoothing: bool) -> list[FloatArray]:
+    def p_values_by_part(self, X: Any, places: IntArray | None, smoothing: bool) -> list[FloatArray]:
         """p-values (m, C) by each part for itself."""
         uniform = self.smoothing(X, smoothing)
-        sizes = ([len(group) for group in part.ordered] for part in self.parts)
-        return [pvalues.p_values(*found, n, uniform=uniform) for found, n in zip(self.counts(X), sizes, strict=True)]
+        totals = (self.totals([len(scores) for scores in part.ordered], places) for part in self.parts)
+        found = zip(self.counts(X, places), totals, strict=True)
+        return [pvalues.p_values(*counts, total, uniform=uniform) for counts, total in found]
 
-    def verify(self, n_classes: int) -> None:
+    def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
         expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
-        sizes = n_classes if self.class_conditional else 1
+        sizes = n_categories * self.width
         require(self.sizes.dtype == np.int64 and self.sizes.shape == (sizes,), "sizes")
         for part in self.parts:
             require(expect(part.model, LogProba, Piped).n_classes == n_classes, "classes")
             require(len(part.ordered) == sizes, "scores")
-            require(all(group.ndim == 1 and bool((group[:-1] <= group[1:]).all()) for group in part.ordered), "scores")
+            require(all(cell.ndim == 1 and bool((cell[:-1] <= cell[1:]).all()) for cell in part.ordered), "scores")
 
 
 @dataclass(frozen=True)
 class HeldOutFit:
-    """A fit on parts of the data: the bag, how models are trained, how labels are scored, and random numbers."""
+    """A fit on parts of the data: the bag, how models are trained, how labels are scored, who is compared with whom, random numbers."""
 
     estimator: Any
     bag: Bag
@@ -114,6 +136,7 @@ class HeldOutFit:
     score: ConformityScore
     randomized: bool
     class_conditional: bool
+    categories: Categories | None
     rng: np.random.RandomState
     verbose: int | None
 
@@ -122,11 +145,16 @@ class HeldOutFit:
         with progress_bar("training", self.verbose) as progress:
             yield from fit_parts(self.estimator, self.bag, parts, self.config, progress)
 
-    def calibrated(self, model: Model, log_proba: FloatArray, y: IntArray, uniform: FloatArray) -> Calibrated:
-        """A model with the scores of points y (k,) it was not trained on."""
-        scores = own_scores(self.score, log_proba, y, uniform if self.randomized else None)
-        n_classes, conditional = self.bag.n_classes, self.class_conditional
-        return Calibrated(model, pvalues.ordered_scores(scores, y, n_classes, class_conditional=conditional))
+    def cells(self, points: IntArray) -> tuple[IntArray, int]:
+        """The cells (k,) of some points, by their numbers (k,), and how many cells there are."""
+        width, kept = self.bag.n_classes if self.class_conditional else 1, self.categories
+        own = None if kept is None else kept.points[points]
+        return pvalues.cells(self.bag.y[points], width, own), width * (1 if kept is None else len(kept.known))
+
+    def calibrated(self, model: Model, log_proba: FloatArray, rest: IntArray, uniform: FloatArray) -> Calibrated:
+        """A model with the scores of points, by their numbers (k,), that it was not trained on."""
+        scores = own_scores(self.score, log_proba, self.bag.y[rest], uniform if self.randomized else None)
+        return Calibrated(model, pvalues.ordered_scores(scores, *self.cells(rest)))
 
     def folds(self, parts: list[Part], remedy: str) -> list[Calibrated]:
         """Calibrated models, one for each part; every point must be scored once."""
@@ -136,18 +164,17 @@ class HeldOutFit:
             check_trained(y[train], self.bag, f"what trains for fold {k} of {len(parts)}", remedy)
         uniform = self.rng.uniform(size=len(y))
         return [
-            self.calibrated(model, log_proba, y[rest], uniform[rest])
+            self.calibrated(model, log_proba, rest, uniform[rest])
             for (model, log_proba), (_, rest) in zip(self.models(parts), parts, strict=True)
         ]
 
     def held_out(
-        self, parts: list[Calibrated], y: IntArray, kind: Callable[..., HeldOut] = HeldOut, **fields: Any
+        self, parts: list[Calibrated], rest: IntArray, kind: Callable[..., HeldOut] = HeldOut, **fields: Any
     ) -> HeldOut:
-        """What is held of calibrated models, of which points y (k,) calibrate."""
-        n_classes = self.bag.n_classes
-        sizes = np.bincount(y, minlength=n_classes) if self.class_conditional else np.array([len(y)])
+        """What is held of calibrated models, of points, by their numbers (k,), that calibrate."""
+        cell, n_cells = self.cells(rest)
         scored = self.score, self.randomized, self.class_conditional, self.config.seed
-        return kind(*scored, n_classes, parts, sizes, **fields)
+        return kind(*scored, self.bag.n_classes, parts, np.bincount(cell, minlength=n_cells), **fields)
 
 
 def own_scores(score: ConformityScore, log_proba: FloatArray, y: IntArray, uniform: FloatArray | None) -> FloatArray:
@@ -195,6 +222,7 @@ class HeldOutClassifier(ConformalClassifier):
             as stranger than all n points that calibrate: p = 1/(n + 1), or 1 where ``class_conditional`` leaves it none.
         """
         self.check_params()
+        self._categories = Categories.of(self.categories, X)
         X, y = self._checked(X, y, reset=True)
         known = getattr(self.estimator, "classes_", None) if getattr(self, "prefit", False) else None
         if known is None:
@@ -214,7 +242,8 @@ class HeldOutClassifier(ConformalClassifier):
         config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)), work=work)
         randomized = self.randomized and score.takes_uniform
         fit = HeldOutFit(
-            self.estimator, Bag(X, index, known), config, score, randomized, self.class_conditional, rng, self.verbose
+            self.estimator, Bag(X, index, known), config, score, randomized, self.class_conditional, self._categories, rng,
+            self.verbose,
         )  # fmt: skip
         self._held_out = self._calibrate(fit)
         self.warn_unreachable(self.confidence_level, stacklevel=4)
@@ -231,12 +260,13 @@ class HeldOutClassifier(ConformalClassifier):
             Break ties at random: p-values of the true labels are then uniform, not merely larger.
         """
         check_flag("smoothing", smoothing)
-        X = self._objects(X)
-        return self._every_p(self._held_out.p_values(X, smoothing))
+        X, places = self._objects(X)
+        return self._every_p(self._held_out.p_values(X, places, smoothing), places)
 
-    def _every_p(self, p: FloatArray) -> FloatArray:
+    def _every_p(self, p: FloatArray, places: IntArray | None) -> FloatArray:
         """p-values (m, C) of all classes, from those of the classes that the models know: no point is above a label of the others."""
-        return self._widened(p, 1.0 if self.class_conditional else 1 / (1 + self._held_out.sizes.sum()))
+        held = self._held_out
+        return self._widened(p, 1.0 if self.class_conditional else 1 / (1 + held.totals(held.sizes, places)))
 
     @property
     def guarantee_(self) -> Guarantee:
@@ -246,31 +276,32 @@ class HeldOutClassifier(ConformalClassifier):
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities (m, C) of the model, or the mean of several models'; they carry no guarantee."""
-        X = self._objects(X)
+        X, _ = self._objects(X)
         return self._widened(self._held_out.proba(X), 0.0)
 
     def warn_unreachable(self, levels: Any, stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more calibration points than there are."""
-        sizes = self._held_out.sizes
-        sizes = self._widened(sizes[None], 0.0)[0] if len(sizes) > 1 else sizes
-        warn_unreachable(sizes, self.classes_, np.asarray(levels), "calibration", stacklevel)
+        sizes: npt.NDArray[Any] = self._held_out.sizes.reshape(-1, self._held_out.width)
+        sizes = self._widened(sizes, 0.0) if sizes.shape[1] > 1 else sizes
+        warn_unreachable(sizes, self.classes_, self._categories, np.asarray(levels), "calibration", stacklevel)
 
     def verify(self) -> None:
         self.check_params()
-        self._held_out.verify(self.verify_known(self.verify_labels()))
+        self._held_out.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
         require(_num_samples(self._sample) <= LIMITS.rows, "sample")
         self.verify_p()
 
-    def _objects(self, X: Any) -> Any:
-        """Checked objects, to be scored as the calibration points were."""
+    def _objects(self, X: Any) -> tuple[Any, IntArray | None]:
+        """Checked objects, to be scored as the calibration points were, and the places of their categories."""
         check_is_fitted(self)
+        given = X
         if self._scored_by != self._scoring():
             raise ValueError("conformity_score or an option of it was changed after fit; call fit again.")
         X = self._checked(X, reset=False)
         shapes = [part.shape[1:] for part in (X, self._sample) if isinstance(part, np.ndarray)]
         if len(set(shapes)) > 1:
             raise ValueError(f"X has objects of shape {shapes[0]}, but those of fit had {shapes[1]}.")
-        return X
+        return X, self._places(given)
 
     def _scoring(self) -> tuple[Any, ...]:
         """The values of the parameters that say how labels are scored."""
@@ -300,5 +331,5 @@ class PlusClassifier(HeldOutClassifier):
                 f"{type(self).__name__} takes no {', '.join(options)}: its rule compares a label with each point for itself, "
                 "which leaves no ties to be broken; leave it out."
             )
-        X = self._objects(X)
-        return self._every_p(self._held_out.p_values(X))
+        X, places = self._objects(X)
+        return self._every_p(self._held_out.p_values(X, places), places)

@@ -268,15 +268,3 @@ def index_labels(y: Any, classes: npt.NDArray[Any], problem: str) -> npt.NDArray
         raise ValueError(f"y holds labels {problem}: {unknown[:5]}; the classes are {classes.tolist()}.")
     order = np.argsort(classes)
     return np.asarray(order[np.searchsorted(classes, y, sorter=order)])
-
-
-def as_groups(groups: Any, n: int) -> npt.NDArray[Any]:
-    """Groups (n,), one for each object, none missing."""
-    out = np.asarray(groups)
-    if out.shape != (n,) or out.dtype.kind not in "biufUO":
-        raise ValueError(f"groups must hold one word or number for each of the {n} objects, got shape {out.shape}.")
-    if out.dtype.kind == "O":
-        out = out.astype(str)
-    if out.dtype.kind == "f" and np.isnan(out).any():
-        raise ValueError(f"groups holds NaN for {int(np.isnan(out).sum())} objects; give each a group.")
-    return out

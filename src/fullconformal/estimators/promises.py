@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.methods.base import Fitted
+from fullconformal.methods.base import ConformalWarning, Fitted
 from fullconformal.models.transformers import is_fixed, needs_labels, parts
 
 
@@ -28,6 +29,14 @@ def caveat(head: str | None, transformers: Any) -> str:
         "the transformers were fitted to the training objects only, so the sets are only approximately valid; transformers='bag' "
         "fits them with each object, and the sets are exact"
     )
+
+
+def warn(fitted: Fitted, caveat: str, stacklevel: int) -> None:
+    """Warn of what must be known before the sets are trusted, where there is something."""
+    told = list(filter(None, [*fitted.warnings, caveat]))
+    if told:
+        figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
+        warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=stacklevel)
 
 
 def sentence(text: str) -> str:

@@ -19,6 +19,7 @@ from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.estimators.base import Conformal, whole_or_nothing
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
+from fullconformal.estimators.categories import as_groups
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.runtime.tasks import Work
@@ -245,9 +246,7 @@ class HeldOutRegressor(ConformalRegressor):
         self.n_samples_fit_, self._sample, self._sample_groups = len(y), inputs.first_rows(X), None
         rng = check_random_state(self.random_state)
         config = Config(seed=int(rng.randint(2**31)), work=Work(getattr(self, "n_jobs", None)))
-        names, of_point = (
-            (None, None) if groups is None else np.unique(inputs.as_groups(groups, len(y)), return_inverse=True)
-        )
+        names, of_point = (None, None) if groups is None else np.unique(as_groups(groups, len(y)), return_inverse=True)
         fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose)
         found, scored = self._calibrate(fit)
         if names is not None and of_point is not None:
@@ -315,7 +314,7 @@ class HeldOutRegressor(ConformalRegressor):
         if names is None:
             return None
         known = {name: k for k, name in enumerate(names.tolist())}
-        given = inputs.as_groups(groups, _num_samples(X)).tolist()
+        given = as_groups(groups, _num_samples(X)).tolist()
         return np.array([known.get(name, -1) for name in given], dtype=np.int64)
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:

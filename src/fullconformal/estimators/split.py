@@ -73,6 +73,8 @@ class SplitConformalClassifier(HeldOutClassifier):
         Of the sets, where `predict_set` is not told otherwise; and that for which RAPS is tuned.
     class_conditional : bool, default=False
         Compare a candidate with the calibration points of its own label only: the guarantee then holds for each class.
+    categories : str, int or callable, optional
+        Compare an object with the calibration points of its own category only, as in `FullConformalClassifier`.
     l2 : float, optional
         As in `FullConformalClassifier`; for None and modules.
     max_epochs : int, default=200
@@ -100,7 +102,7 @@ class SplitConformalClassifier(HeldOutClassifier):
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "loss", calibration_size: float = 0.2,
         prefit: bool = False, randomized: bool = True, k_reg: int | None = None, lambda_reg: float | None = None,
-        allow_empty: bool = True, confidence_level: float = 0.9, class_conditional: bool = False,
+        allow_empty: bool = True, confidence_level: float = 0.9, class_conditional: bool = False, categories: Any = None,
         l2: float | None = None, max_epochs: int = 200, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
@@ -139,10 +141,10 @@ class SplitConformalClassifier(HeldOutClassifier):
                 )
             drawn = uniform[:held] if fit.randomized else None
             score = fit.score.tuned(log_proba[:held], labels[:held], 1 - self.confidence_level, drawn)
-            fit, log_proba, labels, uniform = replace(fit, score=score), log_proba[held:], labels[held:], uniform[held:]
+            fit, log_proba, rest, uniform = replace(fit, score=score), log_proba[held:], rest[held:], uniform[held:]
         if isinstance(fit.score, RAPS):
             self.k_reg_, self.lambda_reg_ = fit.score.k_reg, fit.score.lambda_reg
-        return fit.held_out([fit.calibrated(model, log_proba, labels, uniform)], labels)
+        return fit.held_out([fit.calibrated(model, log_proba, rest, uniform)], rest)
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
         """p-values (m, C) of every label, columns as in ``classes_``.
@@ -172,9 +174,9 @@ class SplitConformalClassifier(HeldOutClassifier):
             Break ties at random.
         """
         check_flag("smoothing", smoothing)
-        X, held = self._objects(X), self._held_out
-        p = held.p_values(X, smoothing)
-        return self._every_p(p if self.allow_empty else np.where(likeliest(p, held.proba(X)), 1.0, p))
+        (X, places), held = self._objects(X), self._held_out
+        p = held.p_values(X, places, smoothing)
+        return self._every_p(p if self.allow_empty else np.where(likeliest(p, held.proba(X)), 1.0, p), places)
 
 
 @savable
@@ -191,7 +193,9 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         Splits, and models.
     aggregation : {"mean", "median"}, default="mean"
         How p-values are combined.
-    estimator, conformity_score, calibration_size, randomized, confidence_level, class_conditional, l2, max_epochs, random_state
+    estimator, conformity_score, calibration_size, randomized, confidence_level, class_conditional, categories, l2
+        As in `SplitConformalClassifier`.
+    max_epochs, random_state
         As in `SplitConformalClassifier`.
     k_reg, lambda_reg, n_jobs, verbose
         As in `CVPlusClassifier`.
@@ -209,8 +213,8 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         self, estimator: Any = None, *, n_estimators: int = 10, aggregation: str = "mean",
         conformity_score: str = "loss", calibration_size: float = 0.2, randomized: bool = True,
         k_reg: int | None = None, lambda_reg: float | None = None, confidence_level: float = 0.9,
-        class_conditional: bool = False, l2: float | None = None, max_epochs: int = 200, n_jobs: int | None = None,
-        random_state: Any = None, verbose: int | None = None,
+        class_conditional: bool = False, categories: Any = None, l2: float | None = None, max_epochs: int = 200,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -223,18 +227,18 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         check_whole("n_estimators", self.n_estimators, 1, "a whole number ≥ 1")
 
     def _calibrate(self, fit: HeldOutFit) -> HeldOut:
-        y, rng = fit.bag.y, fit.rng
+        rng = fit.rng
         seeds = np.asarray(rng.randint(2**31, size=self.n_estimators)).tolist()
         parts = [
             split(fit, self.calibration_size, seed, f"the training part of split {k}") for k, seed in enumerate(seeds)
         ]
         calibrated = [
-            fit.calibrated(model, log_proba, y[rest], rng.uniform(size=len(rest)))
+            fit.calibrated(model, log_proba, rest, rng.uniform(size=len(rest)))
             for (model, log_proba), (_, rest) in zip(fit.models(parts), parts, strict=True)
         ]
-        # Warned of is the split with the fewest points of a class.
-        fewest = min(parts, key=lambda part: np.bincount(y[part[1]], minlength=fit.bag.n_classes).min())[1]
-        return fit.held_out(calibrated, y[fewest])
+        # Warned of is the split with the fewest points in a cell.
+        fewest = min(zip(calibrated, parts, strict=True), key=lambda pair: min(map(len, pair[0].ordered)))[1][1]
+        return fit.held_out(calibrated, fewest)
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
         """Combined p-values (m, C) of every label, columns as in ``classes_``; twice them are valid.
@@ -247,5 +251,6 @@ class AggregatedConformalClassifier(HeldOutClassifier):
             Break ties at random.
         """
         check_flag("smoothing", smoothing)
-        X = self._objects(X)
-        return self._every_p(AGGREGATIONS[self.aggregation](self._held_out.p_values_by_part(X, smoothing), axis=0))
+        X, places = self._objects(X)
+        found = self._held_out.p_values_by_part(X, places, smoothing)
+        return self._every_p(AGGREGATIONS[self.aggregation](found, axis=0), places)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +16,11 @@ from torch import nn
 from fullconformal import sets
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
-from fullconformal.estimators.inputs import as_groups, index_labels, labels
+from fullconformal.estimators.categories import as_groups, check_categories
+from fullconformal.estimators.inputs import index_labels, labels
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
-from fullconformal.methods.base import ConformalWarning, Method
+from fullconformal.methods.base import Method
 from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.folds import UPDATES
 from fullconformal.methods.oob import is_forest
@@ -68,6 +68,7 @@ def check_level(level: Any) -> None:
 def check_shared(clf: Any) -> None:
     """Raise if a parameter that several classifiers share is invalid."""
     sets.check_levels(clf.confidence_level)
+    check_categories(clf.categories)
     for name in ("randomized", "class_conditional", "prefit", "allow_empty"):
         check_flag(name, getattr(clf, name, True))
     check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
@@ -115,24 +116,6 @@ def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int
     if _num_samples(X) != len(y):
         raise ValueError(f"y must hold one label for each of the {_num_samples(X)} objects in X, got {len(y)}.")
     return index
-
-
-def warn_unreachable(sizes: Array, classes: Array, levels: Array, kind: str, stacklevel: int) -> None:
-    """Warn where a level needs more points of a kind than there are: sizes (1,) of all, or (C,) of each class."""
-    smallest, highest = int(sizes.min()), float(levels.max())
-    if not sets.members(np.array(1 / (smallest + 1)), 1 - highest):
-        return
-    who, what = "", "every set holds all labels"
-    if len(sizes) > 1:
-        name = classes.tolist()[int(sizes.argmin())]
-        who, what = f" of class {name!r}", f"every set holds {name!r}"
-    warnings.warn(
-        f"confidence_level={highest:g} needs more than the {smallest} {kind} point{'s' * (smallest != 1)}{who} there "
-        f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
-        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
-        ConformalWarning,
-        stacklevel=stacklevel + 1,
-    )
 
 
 def check_network(reg: Any) -> None:
@@ -213,8 +196,8 @@ def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None) -> N
         raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
     if classes is not None:
         raise ValueError(f"classes was given beside {given}, whose classes are the network's outputs; leave it out.")
-    if groups is not None:
-        raise ValueError(f"groups was given beside {given}, and goes with method='folds' and arrays; leave it out.")
+    if groups is not None or clf.categories is not None:
+        raise ValueError(f"groups or categories were given beside {given}, and go with arrays; leave them out.")
     if not clf.prefit or transformers is not None or clf.head is not None or not isinstance(final, nn.Module):
         raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
     if clf.curvature not in ("last_layer", "last_layer_kron"):

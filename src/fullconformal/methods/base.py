@@ -8,7 +8,9 @@ any of them exactly valid with fresh points.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +22,8 @@ from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.runtime.tasks import Progress, Work
+from fullconformal.models.objects import take
+from fullconformal.runtime.tasks import Progress, Work, onwards
 from fullconformal.storage import require, savable
 
 CPU = torch.device("cpu")
@@ -93,6 +96,9 @@ class Query:
     progress: Progress | None = None
     work: Work = field(default_factory=Work)
     scales: FloatArray | None = None
+    #: of the training points (n,) and of the objects (m,), by number, where these are compared within categories; see `by_category`
+    categories: IntArray | None = None
+    places: IntArray | None = None
 
     def weight(self, y: IntArray, n_classes: int) -> FloatArray | None:
         """Weight (n, C) of points with labels y (n,) against a candidate of each label; None where all are one."""
@@ -233,7 +239,10 @@ def starts_with(points: Any, X: Any) -> bool:
 @savable
 @dataclass(frozen=True)
 class Recalibration:
-    """What fresh labelled points say of p-values: scores −p of their true labels in ascending order, of all or for each class."""
+    """What fresh labelled points say of p-values: scores −p of their true labels in ascending order, of all or for each class.
+
+    With categories, those of each category one after the other.
+    """
 
     #: what the p-values meant when they were taken
     q: float
@@ -242,37 +251,56 @@ class Recalibration:
     ordered: list[FloatArray]
 
     @classmethod
-    def of(cls, fitted: Fitted, X: Any, labels: IntArray, query: Query) -> Self:
-        """From fresh objects X (m, ...), as the model sees them, with label indices (m,)."""
-        scores = refined(fitted, X, fitted.p_values(X, query))[np.arange(len(labels)), labels]
-        conditional = query.class_conditional
-        ordered = pvalues.ordered_scores(scores, labels, fitted.n_classes, class_conditional=conditional)
-        return cls(query.q, query.approximation, conditional, ordered)
+    def of(cls, scores: FloatArray, cell: IntArray, n_cells: int, query: Query) -> Self:
+        """From scores (m,) of fresh points, as `refined` has them of their labels, and the cells (m,) they are compared in."""
+        return cls(query.q, query.approximation, query.class_conditional, pvalues.ordered_scores(scores, cell, n_cells))
 
     @property
     def sizes(self) -> IntArray:
-        """Numbers of fresh points, (1,) of all or (C,) of each class."""
-        return np.array([len(group) for group in self.ordered])
+        """Numbers of fresh points in each cell."""
+        return np.array([len(scores) for scores in self.ordered])
 
     def p_values(self, fitted: Fitted, X: Any, query: Query, uniform: FloatArray | None) -> FloatArray:
-        """p′ (m, C) of objects X, as the model sees them."""
+        """p′ (m, C) of objects X of one category, as the model sees them."""
         asked = query.q, query.approximation, query.class_conditional
-        if asked != (self.q, self.approximation, self.class_conditional) or query.points is not None:
-            raise ValueError(
-                "p-values were recalibrated with other options; call recalibrate again (weights: not at all)."
-            )
-        tau = refined(fitted, X, fitted.p_values(X, query))
+        if asked != (self.q, self.approximation, self.class_conditional):
+            raise ValueError("p-values were recalibrated with other options; call recalibrate again.")
+        tau = refined(fitted, X, query)
         # A relative error e of the loss ℓ moves 1/(1 + ℓ), and with it what refines p, by no more than e/4.
         tie = TIED * fitted.precision(X) / (fitted.n + 1) / 4 + 4 * np.finfo(np.float64).eps
-        greater, equal = pvalues.rank_counts(self.ordered, tau, np.full_like(tau, tie))
-        return pvalues.p_values(greater, equal, self.sizes, uniform=uniform)
+        category = 0 if query.places is None else int(query.places[0])
+        ordered = pvalues.in_category(self.ordered, fitted.n_classes if self.class_conditional else 1, category)
+        greater, equal = pvalues.rank_counts(ordered, tau, np.full_like(tau, tie))
+        return pvalues.p_values(greater, equal, [len(scores) for scores in ordered], uniform=uniform)
 
-    def verify(self, n_classes: int) -> None:
+    def verify(self, n_cells: int) -> None:
         """Raise where a loaded one is not whole."""
-        require(len(self.ordered) == (n_classes if self.class_conditional else 1), "recalibration")
+        require(len(self.ordered) == n_cells, "recalibration")
         require(all(bool(np.isfinite(group).all()) for group in self.ordered), "recalibration")
 
 
-def refined(fitted: Fitted, X: Any, p: FloatArray) -> FloatArray:
+def refined(fitted: Fitted, X: Any, query: Query) -> FloatArray:
     """Scores −p (m, C), as small p-values are the nonconforming ones; plus less than their spacing, by the model's loss."""
-    return -p - 0.999 / (fitted.n + 1) / (1 - fitted.log_proba(X))
+    return -fitted.p_values(X, query) - 0.999 / (fitted.n + 1) / (1 - fitted.log_proba(X))
+
+
+def by_category(ask: Callable[..., Any], X: Any, query: Query, *by_row: Any) -> FloatArray:
+    """What ``ask(X, query, *by_row)`` answers, (..., m, C), of objects X (m, ...); where there are categories, of those of each in turn.
+
+    Points of other categories have weight 0. Of ``by_row``, arrays (m, 1) are divided as X is.
+    """
+    if query.categories is None or query.places is None:
+        return np.asarray(ask(X, query, *by_row))
+    m, done, out = len(query.places), 0, np.empty(0)
+    for place in np.unique(query.places).tolist():
+        rows, inside, work = np.flatnonzero(query.places == place), query.categories == place, query.work
+        if work.checkpoint is not None:
+            work = replace(work, checkpoint=Path(work.checkpoint) / f"category{place}")
+        points = inside * (1.0 if query.points is None else query.points)
+        told = onwards(query.progress, done, len(rows), m)
+        one = replace(query, points=points, progress=told, work=work, places=query.places[rows])
+        found = np.asarray(ask(take(X, rows), one, *(v[rows] if np.ndim(v) else v for v in by_row)))
+        out = out if done else np.empty((*found.shape[:-2], m, found.shape[-1]))
+        out[..., rows, :] = found
+        done += len(rows)
+    return out

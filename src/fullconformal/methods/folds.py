@@ -150,12 +150,9 @@ class FittedFolds(Fitted):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         tau, tie = self._candidates(X, query)
-        if self.steps is None and query.points is None:
-            conditional = query.class_conditional
-            ordered = pvalues.ordered_scores(self.alpha, self.labels, self.n_classes, class_conditional=conditional)
-            greater, equal = pvalues.rank_counts(ordered, tau, tie)
-            return greater.astype(np.float64), equal.astype(np.float64)
         weight, found = self.weight(query), []
+        if self.steps is None:
+            return pvalues.rank_weights(self.alpha, tau, tie, weight)
         # Four million scores at a time.
         width, m = max(1, 2**22 // (self.n_classes * self._width)), len(tau)
         for start in range(0, m, width):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
 from fullconformal.runtime.files import fingerprint
 from fullconformal.runtime.hashing import hashes
-from fullconformal.runtime.tasks import Progress
+from fullconformal.runtime.tasks import onwards
 from fullconformal.storage import expect, require, savable
 
 
@@ -44,12 +43,6 @@ class Asked:
         """What was found (k, C) of them to where it belongs in (2, m, C)."""
         labels = slice(None) if self.label is None else slice(self.label, self.label + 1)
         out[:, self.rows, labels] = np.stack(found)[:, :, labels]
-
-
-def _onwards(progress: Progress, before: int, size: int, whole: int, done: int, total: int) -> None:
-    """Progress with some objects, as many as `size`, of the whole, of which others were done before."""
-    # In thousandths: one object may take many refits.
-    progress(1000 * before + 1000 * size * done // max(total, 1), 1000 * whole)
 
 
 @savable
@@ -188,10 +181,8 @@ class FittedInBag(Fitted):
         m, done = _num_samples(X), 0
         for asked in self._asked(X, scaled):
             total = m if asked.label is None else m * self.n_classes
-            one = replace(query, scales=asked.scales, work=self._work(query, asked.fitted))
-            if query.progress is not None:
-                one = replace(one, progress=partial(_onwards, query.progress, done, len(asked.rows), total))
-            yield asked, one
+            told = onwards(query.progress, done, len(asked.rows), total)
+            yield asked, replace(query, scales=asked.scales, work=self._work(query, asked.fitted), progress=told)
             done += len(asked.rows)
             if query.progress is not None:
                 query.progress(1000 * done, 1000 * total)

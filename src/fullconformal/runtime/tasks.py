@@ -53,6 +53,14 @@ def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int],
         watch.close()
 
 
+def onwards(progress: Progress | None, before: int, size: int, whole: int) -> Progress | None:
+    """Progress with some objects, as many as `size`, of the whole, of which others were done before; None where nobody is told."""
+    if progress is None:
+        return None
+    # In thousandths: one object may take many refits.
+    return lambda done, total: progress(1000 * before + 1000 * size * done // max(total, 1), 1000 * whole)
+
+
 class Watch:
     """Progress as it is told: when to show it, and where."""
 
