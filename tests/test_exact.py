@@ -7,6 +7,7 @@ import oracles_convex as oracle
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles_convex import bag_of, one_thread, problems  # noqa: F401
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
@@ -27,12 +28,12 @@ def p_exact(X, y, C, penalty, X_test, q, weight=None, **options):
     return p_values(*counts, len(y) if weight is None else weight.sum(0))
 
 
-def p_brute(X, y, C, penalty, X_test, q, weight=None):
+def p_brute(X, y, C, penalty, X_test, q, weight=None, factors=None):
     weights = [None] * C if weight is None else weight.T
     return np.array(
         [
-            [oracle.p_value(*oracle.exact_scores(X, y, C, penalty, x, c, q), weights[c]) for c in range(C)]
-            for x in X_test
+            [oracle.p_value(*oracle.exact_scores(X, y, C, penalty * own, x, c, q), weights[c]) for c in range(C)]
+            for x, own in zip(X_test, np.ones_like(X_test) if factors is None else factors.numpy(), strict=True)
         ]
     )
 
@@ -50,9 +51,13 @@ def test_deleted_equals_brute_force(problem):
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(problems(max_size=40, max_features=8))
-def test_deleted_equals_brute_force_on_few_points(problem):
-    np.testing.assert_allclose(p_exact(*problem, q=1), p_brute(*problem, q=1), rtol=1e-12)
+@given(problems(max_size=40, max_features=8), st.sampled_from([None, 0.05, 0.5]))
+def test_deleted_equals_brute_force_on_few_points(problem, width):
+    """With penalties of the object's own, too, a few of them far from those of the training points."""
+    rng, shape = np.random.default_rng(len(problem[1])), problem[4].shape
+    factors = None if width is None else torch.tensor(np.exp(width * rng.standard_t(3, size=shape)))
+    got, literal = p_exact(*problem, q=1, factors=factors), p_brute(*problem, q=1, factors=factors)
+    np.testing.assert_allclose(got, literal, rtol=1e-12)
 
 
 def test_weak_penalties_leave_bounds_infinite_and_counts_right():

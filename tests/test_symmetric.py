@@ -14,7 +14,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
-from fullconformal.linear.bag import Change, NoMinimiser, at_points, candidates, logits
+from fullconformal.linear.bag import Change, NoMinimiser, at_points, logits
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
 from fullconformal.linear.leave_one_out import deletion
@@ -31,7 +31,7 @@ schemes = st.sampled_from([0, 0.5, 1])
 def scores_of(X, y, C, penalty, x, label, q):
     """Scores (n + 1,) of the augmented bag and the errors claimed of their margins."""
     bag = bag_of(X, y, C, penalty)
-    s = symmetric_scores(bag, candidates(bag, torch.tensor(x[None]), torch.tensor([label])), q)
+    s = symmetric_scores(bag, Change(torch.tensor(x[:, None]), torch.tensor([label])), q)
     alpha, error = torch.cat([s.alpha[:, 0], s.tau]), torch.cat([s.alpha_error[:, 0], s.tau_error])
     return np.logaddexp(0, alpha.numpy()), error.numpy()
 
@@ -132,19 +132,29 @@ def p_symmetric(problem, q, weight=None, **options):
     return p_values(*counts, len(y) if weight is None else weight.sum(0))
 
 
-def p_literal(problem, q, weight=None):
+def p_literal(problem, q, weight=None, factors=None):
     X, y, C, penalty, X_test = problem
     p = np.empty((len(X_test), C))
     for (i, label), _ in np.ndenumerate(p):
-        alpha = oracle.symmetric_scores(np.vstack([X, X_test[i]]), np.append(y, label), C, penalty, q)
+        own = penalty if factors is None else penalty * factors[i].numpy()
+        alpha = oracle.symmetric_scores(np.vstack([X, X_test[i]]), np.append(y, label), C, own, q)
         p[i, label] = oracle.p_value(alpha[:-1], alpha[-1], None if weight is None else weight[:, label])
     return p
 
 
+def other_penalties(X_test, width):
+    """Factors (m, d) of the penalties of objects, a few of them far from one."""
+    rng = np.random.default_rng(len(X_test[0]))
+    return torch.tensor(np.exp(width * rng.standard_t(3, size=X_test.shape)))
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(problems(), schemes)
-def test_p_values_are_those_of_the_literal_scores(problem, q):
-    np.testing.assert_allclose(p_symmetric(problem, q), p_literal(problem, q), rtol=1e-12)
+@given(problems(), schemes, st.sampled_from([None, 0.05, 0.5]))
+def test_p_values_are_those_of_the_literal_scores(problem, q, width):
+    factors = None if width is None else other_penalties(problem[4], width)
+    np.testing.assert_allclose(
+        p_symmetric(problem, q, factors=factors), p_literal(problem, q, None, factors), rtol=1e-12
+    )
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -312,12 +322,14 @@ def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed):
     at_x = unpacked(second(probabilities(at_points(x, theta))))[:, :, 0]
     added = torch.kron(x @ x.T, at_x)
     t = torch.linalg.eigvals(torch.linalg.solve(H0, added)).real.sum()[None]
-    found = moved(bag.reference, logits(bag, theta), t, bag.X.new_zeros(1))
+    factors = torch.tensor(rng.uniform(0.5, 2.0, size=(d, 1)))
+    other = torch.kron(torch.diag((factors[:, 0] - 1) * bag.penalty), bag.coupling)
+    found = moved(bag.reference, logits(bag, theta), t, bag.X.new_zeros(1), factors)
     for i in range(n):
         one = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
         before = hessian(bag, one, base, curvature_of(bag, base))[0]
         after = hessian(bag, one, theta, curvature_of(bag, theta))[0]
-        for H in (after, after + added):
+        for H in (after, after + added, after + other, after + added + other):
             factors = torch.linalg.eigvals(torch.linalg.solve(before, H)).real
             assert factors.min() >= found.least[i, 0] * (1 - 1e-9)
             assert factors.max() <= found.most[i, 0] * (1 + 1e-9)

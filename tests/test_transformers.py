@@ -149,6 +149,18 @@ def test_other_options_in_the_bag(model, options):
     assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new, **options)).max() < 1e-12
 
 
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_columns_that_training_objects_do_not_use(method):
+    """They are left out of the regression until an object uses them, with a scale of its own."""
+    X, y, new = numbers(2)
+    X[:, 2:], new[1, 2], new[2, 3], new[3:, 2:] = 0.0, 0.0, 0.0, 0.0
+    pipe = make_pipeline(StandardScaler(), LR)
+    clf = FullConformalClassifier(pipe, method=method).fit(X, y)
+    assert clf._fitted.base.takes_scales and clf._fitted.base.regression.span is not None
+    assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new, method=method)).max() < 1e-12
+    np.testing.assert_array_equal(clf.predict_set(new), clf.predict_p(new) > 0.1)
+
+
 @pytest.mark.parametrize("model", [KNeighborsClassifier(2), KNeighborsClassifier(1, p=1), KDE], ids=str)
 def test_neighbours_behind_scales_that_change_who_is_near(model):
     """Objects so far away that columns all but vanish: points come near that were not among those kept."""

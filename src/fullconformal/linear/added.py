@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import Change, LinearBag, at_points, coupled, gradient, logits, with_labels
+from fullconformal.linear.bag import Change, LinearBag, at_points, gradient, logits, pulled
 from fullconformal.linear.hessian import inner, rounding
+from fullconformal.linear.newton import repulled
 from fullconformal.linear.reference import Moved, Reference, moved
 from fullconformal.losses import relative
 
@@ -51,27 +52,50 @@ class Added:
 
 
 @torch.no_grad()
-def fit_added(bag: LinearBag, x: Tensor, columns: Tensor, tolerance: float) -> Added:
-    """Fits of the bags with some of the candidates of objects x (d, m) added, columns (B,) of m·C, label fastest."""
-    base, (d, m), C, K = bag.base, x.shape, bag.n_classes, bag.K
-    V = base.solve_points(x)
+def fit_added(bag: LinearBag, change: Change, columns: Tensor, tolerance: float) -> Added:
+    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest."""
+    base, C, K = bag.base, bag.n_classes, bag.K
+    objects = change[::C]
+    x, (d, m) = objects.x, objects.x.shape
+    V, start = base.solve_points(x), _repenalised(bag, objects)
     E = inner(x, V)
-    z = at_points(x, base.theta[:, :, None].expand(d, K, m))
-    E, z = (part.repeat_interleave(C, -1) for part in (E, z))
-    change = with_labels(bag, x)
+    E, z = (part.repeat_interleave(C, -1) for part in (E, at_points(x, start)))
     u = _quadratic(E, z, change.y)
     step = torch.einsum("pkm,kmc->pmc", V, u.view(K, m, C)).reshape(d, K, m * C)
-    E, change, theta = E[..., columns], change[columns], base.theta[:, :, None] - step[:, :, columns]
-    kappa = relative.spread(E[tuple(relative.pairs(K, x.device)[0])]).sqrt().clamp(min=base.kappa)
+    E, change, theta = E[..., columns], change[columns], start[:, :, columns // C] - step[:, :, columns]
+    kappa = relative.spread(E[tuple(relative.pairs(K, E.device)[0])]).sqrt().clamp(min=base.kappa)
     theta, mu = _newton(bag, change, theta, tolerance / kappa)
     z, z_added = logits(bag, theta), at_points(change.x, theta)
     leverage = (relative.unpacked(relative.second(relative.probabilities(z_added))) * E).sum((0, 1))
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
-    first = moved(bag.reference, z, leverage, torch.zeros_like(mu))
+    first = moved(bag.reference, z, leverage, torch.zeros_like(mu), change.factors)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
     error = _error(kappa * mu / first.whole)
     grown = Moved(first.least * torch.exp(-error), first.most * torch.exp(error))
     return Added(theta, z, z_added, E, kappa, mu, error / kappa, error, grown)
+
+
+def _repenalised(bag: LinearBag, objects: Change) -> Tensor:
+    """About the fits Θ (d, K, m) on Z with the penalties of objects: a step by the Hessian of the fit on Z."""
+    base, (d, m) = bag.base, objects.x.shape
+    if objects.factors is None:
+        return base.theta[:, :, None].expand(d, bag.K, m)
+    pull = repulled(bag, objects)
+    return base.theta[:, :, None] - (base.inverse @ pull.flatten(0, 1)).view_as(pull)
+
+
+@torch.no_grad()
+def fit_repenalised(bag: LinearBag, objects: Change, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Fits Θ (d, K, m) on Z with the penalties of objects, and the errors (m,) of the objects' logits at them."""
+    if objects.factors is None:
+        return _repenalised(bag, objects), bag.base.error_at(objects.x)
+    # A point of zeros has a constant loss: nothing is added.
+    alone, kappa = replace(objects, x=torch.zeros_like(objects.x)), objects.x.new_full(objects.y.shape, bag.base.kappa)
+    theta, mu = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
+    mu = mu + len(bag.X) ** 0.5 * rounding(bag, alone, theta)
+    zero = torch.zeros_like(mu)
+    whole = moved(bag.reference, logits(bag, theta), zero, zero, objects.factors).whole
+    return theta, bag.base.spread_at(objects.x).sqrt() * _error(kappa * mu / whole) / kappa
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,9 @@ def fit_without(bag: LinearBag, change: Change, theta: Tensor, tolerance: float)
     theta, mu = _newton(bag, change, theta, tolerance / kappa)
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
     zero = torch.zeros_like(mu)
-    least = moved(at, logits(bag, theta), zero, zero).least[removed, torch.arange(len(mu), device=mu.device)]
+    least = moved(at, logits(bag, theta), zero, zero, change.factors).least[
+        removed, torch.arange(len(mu), device=mu.device)
+    ]
     # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
     return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 
@@ -212,7 +238,7 @@ def _product(bag: LinearBag, X: Tensor, change: Change, pi: Tensor, own: Tensor 
     if change.removed is not None:
         u[change.removed, :, torch.arange(u.shape[2], device=u.device)] = 0.0
     out = (X.T @ u.view(len(u), -1)).view_as(v)
-    out += (bag.penalty[:, None, None] * coupled(bag, v)).to(out.dtype)
+    out += pulled(bag, change, v)
     if own is not None:
         out += change.x[:, None, :] * second_product_(own, at_points(change.x, v))
     return out

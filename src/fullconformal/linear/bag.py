@@ -47,18 +47,21 @@ class NoMinimiser(ValueError):
 class Change:
     """What each column's bag adds to and leaves out of Z: point x (d, B) with label y (B,), training index removed (B,).
 
-    ``row`` (B,) says which object to be predicted x is, for errors.
+    ``row`` (B,) says which object to be predicted x is, for errors. ``factors`` (d, B) multiply the bag's penalties: those of columns
+    divided by s are Λs², up to the weights' units.
     """
 
     x: Tensor
     y: Tensor
     removed: Tensor | None = None
     row: Tensor | None = None
+    factors: Tensor | None = None
 
     def __getitem__(self, columns: Tensor | slice) -> Change:
         """The changes of some columns."""
         removed, row = (None if part is None else part[columns] for part in (self.removed, self.row))
-        return Change(self.x[:, columns], self.y[columns], removed, row)
+        factors = None if self.factors is None else self.factors[:, columns]
+        return Change(self.x[:, columns], self.y[columns], removed, row, factors)
 
 
 @dataclass(frozen=True)
@@ -81,16 +84,6 @@ class LinearBag:
     def __post_init__(self) -> None:
         if self.X.dtype != torch.float64:
             raise ValueError(f"X has dtype {self.X.dtype}; the bounds need float64: pass X.double()")
-
-    def scaled(self, scales: Tensor) -> LinearBag:
-        """The bag with penalties Λ s² for scales s (d,): that of columns X/s, up to the weights' units.
-
-        Sums of products, and how to compute them, are those of the same columns; the fit starts from that of this bag.
-        """
-        new = replace(self, penalty=self.penalty * scales**2, start=self.base.theta)
-        kept = ("coupling", "largest", "free", "white", "_products", "precision")
-        vars(new).update({name: getattr(self, name) for name in kept})
-        return new
 
     @property
     def K(self) -> int:
@@ -287,7 +280,7 @@ def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -
     losses = softplus(margin(z, bag.y[:, None]))
     if change is not None and change.removed is not None:
         losses[change.removed, torch.arange(len(change.y), device=z.device)] = 0.0
-    F = losses.sum(0) + 0.5 * (bag.penalty[:, None, None] * theta * coupled(bag, theta)).sum((0, 1))
+    F = losses.sum(0) + 0.5 * (theta * pulled(bag, change, theta)).sum((0, 1))
     return F if change is None else F + softplus(margin(at_points(change.x, theta), change.y))
 
 
@@ -297,6 +290,13 @@ def coupled(bag: LinearBag, theta: Tensor) -> Tensor:
     return T * theta if bag.K == 1 else torch.einsum("kl,dlb->dkb", T, theta)
 
 
+def pulled(bag: LinearBag, change: Change | None, theta: Tensor) -> Tensor:
+    """ΛTΘ (d, K, B), the gradient of the columns' penalties at Θ."""
+    own = None if change is None else change.factors
+    penalty = bag.penalty[:, None] if own is None else bag.penalty[:, None] * own
+    return penalty[:, None].to(theta.dtype) * coupled(bag, theta)
+
+
 def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:
     """∇F (d, K, B) given the residuals (n, K, B) of the training points, of which those of removed points are set to zero."""
     d, K, B = theta.shape
@@ -304,7 +304,7 @@ def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) ->
         r[change.removed, :, torch.arange(B, device=r.device)] = 0.0
     flat = r.view(-1, K * B)
     G = (flat.T @ bag.X).T.reshape(d, K, B) if B == 1 else (bag.X.T @ flat).view(d, K, B)
-    G += bag.penalty[:, None, None] * coupled(bag, theta)
+    G += pulled(bag, change, theta)
     if change is not None:
         G += change.x[:, None, :] * residual_(probabilities_(at_points(change.x, theta)), change.y)
     return G
@@ -321,19 +321,19 @@ FloatArray = npt.NDArray[np.float64]
 Counted = tuple[Tensor, Tensor]  # the same of some candidates, (B,) each
 
 
-def candidates(bag: LinearBag, X: Tensor, columns: Tensor) -> Change:
-    """The candidates of test points X (m, d) at some of the m·C columns, label fastest, as additions to the bag."""
-    C = bag.n_classes
-    row = columns // C
-    return Change(X[row].T.contiguous(), columns % C, row=row)
+def as_objects(X: Tensor, factors: Tensor | None = None) -> Change:
+    """Objects X (m, d) as additions with some label, and factors (m, d) of their penalties."""
+    row = torch.arange(len(X), device=X.device)
+    return Change(
+        X.T.contiguous(), torch.zeros_like(row), None, row, None if factors is None else factors.T.contiguous()
+    )
 
 
-def with_labels(bag: LinearBag, x: Tensor, first: int = 0) -> Change:
-    """Each of the C candidates of objects x (d, m), label fastest, as additions to the bag; the first object has a number."""
-    m, C = x.shape[1], bag.n_classes
-    row = first + torch.arange(m, device=x.device)
-    y = torch.arange(C, device=x.device).repeat(m)
-    return Change(x.repeat_interleave(C, 1), y, row=row.repeat_interleave(C))
+def with_labels(bag: LinearBag, objects: Change) -> Change:
+    """Each of the C candidates of objects with some label each, label fastest, as additions to the bag."""
+    m, C = len(objects.y), bag.n_classes
+    every = objects[torch.arange(m, device=objects.y.device).repeat_interleave(C)]
+    return replace(every, y=torch.arange(C, device=objects.y.device).repeat(m))
 
 
 def chunks(bag: LinearBag, columns: Tensor, memory: int) -> Iterator[Tensor]:
@@ -353,13 +353,14 @@ def comparison(weight: Tensor | FloatArray | None, change: Change) -> Tensor | N
 
 
 def count_all(
-    bag: LinearBag, X: Tensor, count: Callable[[Change], Counted], memory: int, progress: Progress | None
+    bag: LinearBag, change: Change, count: Callable[[Change], Counted], memory: int, progress: Progress | None
 ) -> tuple[FloatArray, FloatArray]:
-    """Counts for all candidates of X (m, d), chunk by chunk."""
-    m, C = len(X), bag.n_classes
-    out = X.new_zeros(2, m * C)
-    for columns in chunks(bag, torch.arange(m * C, device=X.device), memory):
-        out[:, columns] = torch.stack([part.to(out.dtype) for part in count(candidates(bag, X, columns))])
+    """Counts for all candidates of objects, chunk by chunk."""
+    m, C = len(change.y), bag.n_classes
+    out = change.x.new_zeros(2, m * C)
+    change = with_labels(bag, change)
+    for columns in chunks(bag, torch.arange(m * C, device=change.y.device), memory):
+        out[:, columns] = torch.stack([part.to(out.dtype) for part in count(change[columns])])
         if progress is not None:
             progress((int(columns[-1]) + 1) // C, m)
     greater, equal = out.view(2, m, C).cpu().numpy()
@@ -367,16 +368,16 @@ def count_all(
 
 
 def count_objects(
-    bag: LinearBag, X: Tensor, count: Callable[[Tensor, int], Counted], memory: int, progress: Progress | None
+    bag: LinearBag, objects: Change, count: Callable[[Change], Counted], memory: int, progress: Progress | None
 ) -> tuple[FloatArray, FloatArray]:
-    """Counts for all candidates of X (m, d) from those of blocks of objects (d, k), told the first one's number."""
-    m, (n, C) = len(X), (len(bag.X), bag.n_classes)
+    """Counts for all candidates of objects from those of the candidates of blocks of them."""
+    x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
     # On a CPU logits of a block stay in the cache.
-    width = max(1, (memory // 32 if X.is_cuda else min(memory // 32, 2**22)) // (8 * n * bag.K * C))
-    out = X.new_zeros(2, m, C)
+    width = max(1, (memory // 32 if x.is_cuda else min(memory // 32, 2**22)) // (8 * n * bag.K * C))
+    out = x.new_zeros(2, m, C)
     for first in range(0, m, width):
-        block = X[first : first + width].T.contiguous()
-        out[:, first : first + width] = torch.stack(count(block, first)).view(2, -1, C)
+        block = with_labels(bag, objects[first : first + width])
+        out[:, first : first + width] = torch.stack(count(block)).view(2, -1, C)
         if progress is not None:
             progress(min(first + width, m), m)
     greater, equal = out.cpu().numpy()

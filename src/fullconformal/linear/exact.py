@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import fit_added, fit_without, leave_out, second_product_
+from fullconformal.linear.added import fit_added, fit_repenalised, fit_without, leave_out, second_product_
 from fullconformal.linear.bag import (
     Change,
     Counted,
     FloatArray,
     LinearBag,
+    as_objects,
     at_points,
     comparison,
     count_objects,
     logits,
-    with_labels,
 )
 from fullconformal.linear.hessian import certify, curvature, rounding
 from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
-from fullconformal.linear.newton import ROUGH, refit
+from fullconformal.linear.newton import CONVERGED, ROUGH, refit
 from fullconformal.linear.symmetric import BLOCK, COARSE, FLOOR, Enough, symmetric_counts
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
@@ -44,20 +44,19 @@ def exact_counts(
     progress: Progress | None = None,
     memory_budget: int = 2**30,
     enough: Enough | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Counts for the C candidates of every test point X_test (m, d), q 0 or 1; weight (n, C) as in `pvalues.count`.
 
-    ``enough`` as in `symmetric_counts`: the ordinary scores are the symmetric ones.
+    ``enough`` and ``factors`` as in `symmetric_counts`: the ordinary scores are the symmetric ones.
     """
     if q == 0:
-        return symmetric_counts(bag, X_test, 0, weight, progress, memory_budget, enough)
+        return symmetric_counts(bag, X_test, 0, weight, progress, memory_budget, enough, factors)
 
-    def counted(x: Tensor, first: int) -> Counted:
-        change = with_labels(bag, x, first)
-
+    def counted(change: Change) -> Counted:
         def counts(order: Tensor) -> Counted:
             above, tied = pvalues.count(order, 0, 0, comparison(weight, change))
-            return above.to(x.dtype), tied.to(x.dtype)
+            return above.to(bag.X.dtype), tied.to(bag.X.dtype)
 
         def left(order: Tensor) -> Tensor:
             """Whether candidates (B,) are still to be decided."""
@@ -66,26 +65,21 @@ def exact_counts(
             above, tied = counts(order)
             return ~enough(change.y, above, above + tied)
 
-        return counts(deleted_order(bag, x, change, left, memory_budget))
+        return counts(deleted_order(bag, change, left, memory_budget))
 
-    return count_objects(bag, X_test, counted, memory_budget, progress)
+    return count_objects(bag, as_objects(X_test, factors), counted, memory_budget, progress)
 
 
 @torch.no_grad()
-def deleted_order(
-    bag: LinearBag, x: Tensor, change: Change, left: Callable[[Tensor], Tensor], memory: int = 2**30
-) -> Tensor:
-    """Order (n, B) of the training points' scores against those of the candidates of objects x (d, m); 0 where they are tied.
+def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tensor], memory: int = 2**30) -> Tensor:
+    """Order (n, B) of the training points' scores against those of the candidates of objects, label fastest; 0 where they are tied.
 
     ``left(order)`` says of which candidates (B,) it is still to be decided.
     """
     if bag.K == 1:
         return _binary_order(bag, change, memory)
-    at, fits = bag.reference, fit_added(bag, x, torch.arange(len(change.y), device=x.device), ROUGH)
-    theta, y = fits.theta, bag.y[:, None]
-    base = bag.base.theta[:, :, None].expand_as(theta)
-    tau = relative.margin(at_points(change.x, base), change.y)
-    tau_error = bag.base.error_at(change.x) + rounding(bag, change, base)
+    at, fits = bag.reference, fit_added(bag, change, torch.arange(len(change.y), device=change.y.device), ROUGH)
+    theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
     r = relative.residual(relative.probabilities(fits.z), y)
     step = leave_out(at, fits, r)
     # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
@@ -110,6 +104,13 @@ def deleted_order(
     return order
 
 
+def _own_scores(bag: LinearBag, change: Change) -> tuple[Tensor, Tensor]:
+    """Scores (B,) of the candidates of objects at the fits without them, which all labels share, and their errors."""
+    objects = change[:: bag.n_classes]
+    theta, error = (part.repeat_interleave(bag.n_classes, -1) for part in fit_repenalised(bag, objects, CONVERGED))
+    return relative.margin(at_points(change.x, theta), change.y), error + rounding(bag, change, theta)
+
+
 def _steps(bag: LinearBag, point: Tensor, dual: Tensor) -> Tensor:
     """H⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), by the Hessian of the fit on Z."""
     right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
@@ -127,10 +128,7 @@ def _count_last_points(bag: LinearBag, change: Change, order: Tensor) -> None:
 def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
     """The same of two classes, whose Hessians cost little: by those of the bags with the candidates, which leave less to be fitted."""
     fits = refit(bag, change, tolerance=ROUGH)
-    theta, y = fits.theta, bag.y[:, None]
-    base = bag.base.theta[:, :, None].expand_as(theta)
-    tau = relative.margin(at_points(change.x, base), change.y)
-    tau_error = bag.base.error_at(change.x) + rounding(bag, change, base)
+    theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
     z = logits(bag, theta)
     pi = relative.probabilities(z)
     S, r = relative.second(pi), relative.residual(pi, y)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,6 +113,28 @@ class Regression:
         if self.span is not None:
             return by_numpy(self.span.coordinates, a)
         return a if self.units is None else self.units.points(a)
+
+    @property
+    def takes_scales(self) -> bool:
+        """Whether dividing inputs by scales changes penalties alone: columns are inputs, of which a free intercept absorbs the places."""
+        a, layer, turned = (
+            self.problem.X,
+            self.problem.blocks[0].layer,
+            self.span is not None and self.span.basis is not None,
+        )
+        width = self.problem.blocks[0].i
+        free = float(self.bag.penalty[-1]) == 0 and bool((self.bag.X[:, -1] == 1).all())
+        return layer == 0 and a.dim() == 2 and a.shape[1] == width - 1 and free and not turned
+
+    def scaled_design(self, X: Tensor, scales: FloatArray) -> tuple[Tensor, Tensor]:
+        """Inputs X as the bag knows them, and factors (k, d) of its penalties, where each divides the inputs by scales of its own."""
+        s = torch.as_tensor(np.hstack([scales, np.ones((len(scales), 1))]), device=X.device)
+        if self.span is None:
+            return self.design(X), s**2
+        a, used = design(self.problem, X), torch.as_tensor(self.span.used, device=X.device)
+        ones = s.new_ones(len(s), self.bag.X.shape[1] - self.span.r)
+        # What lies beyond the span has one coordinate, in which the columns' scales are.
+        return by_numpy(self.span.coordinates, torch.where(used, a, a / s)), torch.hstack([s[:, used] ** 2, ones])
 
     def assign(self, theta: Tensor) -> None:
         """Make weights Θ (d, K) of the bag the problem's parameters, rounded to its precision."""

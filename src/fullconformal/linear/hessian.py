@@ -45,7 +45,9 @@ def hessian(
     packed = bag.products(dtype).gram(S.reshape(-1, Q * B).to(dtype))
     full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
     H = full.view(B, p, p)
-    if dtype == torch.float64:
+    if change is not None and change.factors is not None:
+        _penalise_(bag, H, bag.penalty[:, None] * change.factors)
+    elif dtype == torch.float64:
         H += bag.penalty_matrix
     else:
         H += torch.kron((bag.white * bag.penalty) @ bag.white.T, bag.coupling).to(dtype)
@@ -54,6 +56,15 @@ def hessian(
         left = torch.einsum("ib,klb->bikl", x, S)
         H += torch.einsum("bikl,jb->bikjl", left, x).reshape(B, p, p)
     return H
+
+
+def _penalise_(bag: LinearBag, H: Tensor, penalty: Tensor) -> None:
+    """Add penalties (d, B) of the columns' own to Hessians (B, p, p)."""
+    whole = H.view(len(H), *(bag.base.theta.shape * 2))
+    if H.dtype == torch.float64:
+        whole.diagonal(dim1=1, dim2=3).add_(bag.coupling[:, :, None] * penalty.T[:, None, None])
+    else:
+        whole += torch.einsum("ia,ab,ja,kl->bikjl", bag.white, penalty, bag.white, bag.coupling).to(H.dtype)
 
 
 # A table of p² places, made once for all the steps of a fit and all blocks of candidates.

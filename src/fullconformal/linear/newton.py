@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, gradient, logits, objective, residuals
+from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, coupled, gradient, logits, objective, residuals
 from fullconformal.linear.hessian import Base, Curvature, Fits, certify, curvature, inner, radius, rounding
 from fullconformal.linear.steps import Steps
 from fullconformal.losses.relative import probabilities, range_of, residual, second, unpacked
@@ -163,12 +163,20 @@ class Chord:
 Stop = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+def repulled(bag: LinearBag, change: Change) -> Tensor:
+    """By how much other penalties change the gradient at the fit on Z, (d, K, B); zeros (1, 1, 1) where there are none."""
+    if change.factors is None:
+        return bag.X.new_zeros(1, 1, 1)
+    pull = bag.penalty[:, None] * coupled(bag, bag.base.theta[:, :, None])[:, :, 0]
+    return pull[:, :, None] * (change.factors - 1)[:, None]
+
+
 def first_step(bag: LinearBag, change: Change, chord: Chord | None = None) -> Tensor:
-    """Θ (d, K, B) one Newton step from the fit on Z, where the gradient is that of the added point; none removed."""
+    """Θ (d, K, B) one Newton step from the fit on Z, where the gradient is that of the added point and of other penalties; none removed."""
     chord = Chord(bag, change) if chord is None else chord
     d, B = change.x.shape
     start = bag.base.theta[:, :, None].expand(d, bag.K, B)
-    G = change.x[:, None, :] * residual(probabilities(at_points(change.x, start)), change.y)
+    G = change.x[:, None, :] * residual(probabilities(at_points(change.x, start)), change.y) + repulled(bag, change)
     return start - chord.step(slice(None), G.flatten(0, 1)).view_as(G)
 
 
@@ -185,6 +193,8 @@ def refit(
     chord = Chord(bag, change)
     start = first_step(bag, change, chord) if theta is None else theta
     theta, slopes, error = start.clone(), torch.empty_like(start), start.new_empty(B)
+    # Smaller penalties make a Hessian smaller by no more than their factor.
+    less = torch.zeros_like(error) if change.factors is None else -change.factors.amin(0).clamp(max=1.0).log()
     columns, before, lost = torch.arange(B, device=start.device), start.new_full((B,), torch.inf), []
     while len(columns):
         at = slice(None) if len(columns) == B else columns  # no copies while all columns are on
@@ -194,6 +204,7 @@ def refit(
         mu = (G * step).sum(0).sqrt()  # not a number, hence not converged, where rounding spoilt the update
         moved = (now - base.theta[:, :, None]).flatten(0, 1)
         R = chord.kappa_base[at] * (moved * (base.hessian @ moved)).sum(0).clamp(min=0.0).sqrt()
+        R = R + less[at]
         kappa = chord.kappa[at]
         error[at] = kappa * radius(mu + len(bag.X) ** 0.5 * rounding(bag, part, now), R, kappa)
         slopes[:, :, at] = G.view_as(now)

@@ -6,7 +6,8 @@ leverage t_j, as J_jᵀS_jJ_j ≤ t_j H:
 
     H' ≤ (1 + P + E)H    for any P ≥ 0 with    E = Σ_j (high_j − P)₊ t_j        and H' ≥ (1 − P − E)H likewise from low_j
 
-Without a point i the same holds with E/(1 − t_i) in place of E.
+Without a point i the same holds with E/(1 − t_i) in place of E. Where penalties change, the columns are like points: that of column j is a
+part of H whose leverage is at most Λ_j tr(T(H⁻¹)_jj), and changes by its factor.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Reference:
     """The fit on Z point by point: log-probabilities (n, C, 1), A° (n, K, K), and of A and A° the spreads (n,).
 
     A° = (A⁻¹ − S)⁻¹ is the leverage a point has in the bag without it, so that A°r is the step of its logits that leaves it out.
-    ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t.
+    ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t. ``columns`` (d,) are
+    the leverages of the columns' penalties.
     """
 
     log_pi: Tensor
@@ -37,6 +39,7 @@ class Reference:
     spread: Tensor
     left_out_spread: Tensor
     odds: Tensor
+    columns: Tensor
     rounding: float
 
     @property
@@ -67,7 +70,9 @@ def reference(bag: LinearBag) -> Reference:
     i, j = relative.pairs(K, z.device)[0]
     left_out_spread = relative.spread(left_out[:, i, j, None])[:, 0]
     left_out_spread = torch.where(sure, left_out_spread, torch.inf)
-    return Reference(relative.log_probabilities(z), left_out, C.spread[:, 0], left_out_spread, odds, rounding)
+    blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
+    columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
+    return Reference(relative.log_probabilities(z), left_out, C.spread[:, 0], left_out_spread, odds, columns, rounding)
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,18 @@ class Moved:
         return self.least.amax(0)
 
 
-def moved(at: Reference, z: Tensor, added: Tensor, error: Tensor) -> Moved:
-    """Factors of the Hessians at logits z (n, K, B), off by ranges ≤ error (B,), with an added point of leverage t (B,) at the fit on Z."""
+def moved(at: Reference, z: Tensor, added: Tensor, error: Tensor, factors: Tensor | None = None) -> Moved:
+    """Factors of the Hessians at logits z (n, K, B), off by ranges ≤ error (B,), with an added point of leverage t (B,) at the fit on Z.
+
+    ``factors`` (d, B) of the penalties, where they change.
+    """
     change = relative.log_probabilities(z).sub_(at.log_pi)
-    up, down = change.amax(1), change.amin(1)
+    up, down, t = change.amax(1), change.amin(1), at.leverage[:, None]
+    if factors is not None:
+        up, down = (torch.cat([part, factors.log()]) for part in (up, down))
+        t = torch.cat([t, at.columns[:, None]])
     # Where nothing is known of a point its spread is infinite already.
-    t, rest = at.leverage[:, None], 1 + at.odds[:, None].clamp(max=1 / EPS)
+    rest = 1 + at.odds[:, None].clamp(max=1 / EPS)
     common, excess = _split(torch.expm1(up), t)
     most = (1 + common + (excess + added) * rest) * torch.exp(error)
     common, excess = _split(-torch.expm1(down), t)

@@ -21,6 +21,7 @@ from fullconformal.linear.bag import (
     Counted,
     FloatArray,
     LinearBag,
+    as_objects,
     at_points,
     chunks,
     comparison,
@@ -29,7 +30,6 @@ from fullconformal.linear.bag import (
     gradient,
     logits,
     residuals,
-    with_labels,
 )
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
@@ -92,12 +92,14 @@ def symmetric_counts(
     progress: Progress | None = None,
     memory_budget: int = 2**30,
     enough: Enough | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Counts for the C candidates of every test point X_test (m, d); weight (n, C) as in `pvalues.count`.
 
     Rough scores settle most candidates; those with a point they cannot tell from the candidate are scored to full accuracy.
     Scores closer than what both may be off are tied then, so that p-values can only err upwards. ``enough(labels, surely, possibly)``
-    may say of candidates with some labels (B,) that the weight surely and possibly counted (B,) need not be told apart.
+    may say of candidates with some labels (B,) that the weight surely and possibly counted (B,) need not be told apart; ``factors`` (m, d)
+    are those of the penalties in the bags of each test point.
     """
     memory = memory_budget if X_test.is_cuda else min(memory_budget, BLOCK)
 
@@ -114,8 +116,8 @@ def symmetric_counts(
             above[near], tied[near] = _counts(_scores(bag, change, fits, q, torch.float64), change, weight)
         return above, tied
 
-    def decided(x: Tensor, first: int) -> Counted:
-        change = with_labels(bag, x, first)
+    def decided(change: Change) -> Counted:
+        x = change.x
         above, tied = x.new_zeros(2, len(change.y))
         columns, theta = torch.arange(len(change.y), device=x.device), x
         for accuracy in (ACCURATE,) if enough is None else (COARSE, ACCURATE):
@@ -130,7 +132,7 @@ def symmetric_counts(
                 unsure = (order == 0).any(0)
                 return unsure if enough is None else unsure & ~enough(part.y, found[0], found[0] + found[1])
 
-            order, theta = bounded_order(bag, x, columns, q, accuracy, left)
+            order, theta = bounded_order(bag, change, columns, q, accuracy, left)
             unsure = left(order)
             columns, theta = columns[unsure], theta[:, :, unsure]
         for at in chunks(bag, torch.arange(len(columns), device=x.device), memory):
@@ -138,22 +140,22 @@ def symmetric_counts(
             above[columns[at]], tied[columns[at]] = (each.to(x.dtype) for each in found)
         return above, tied
 
-    return count_objects(bag, X_test, decided, memory, progress)
+    return count_objects(bag, as_objects(X_test, factors), decided, memory, progress)
 
 
 @torch.no_grad()
 def bounded_order(
-    bag: LinearBag, x: Tensor, columns: Tensor, q: float, accuracy: float, left: Callable[[Tensor], Tensor]
+    bag: LinearBag, change: Change, columns: Tensor, q: float, accuracy: float, left: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Order (n, B) of the training points' scores against those of candidates of objects x (d, m), 0 where it is open; fits (d, K, B).
+    """Order (n, B) of the training points' scores against those of candidates of objects, 0 where it is open; fits (d, K, B).
 
-    The columns (B,) are some of the m·C candidates, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
+    The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
     by a factor that `moved` bounds. Points it leaves open, and the candidates, have A'r from a solve. ``left(order)`` says for which
     candidates (B,) points are still to be solved for.
     """
-    at, fits, change = bag.reference, fit_added(bag, x, columns, accuracy), with_labels(bag, x)[columns]
+    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy), change[columns]
     y, grain = bag.y[:, None], rounding(bag, change, fits.theta) + FLOOR
     if q < 1:
         error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
@@ -238,6 +240,7 @@ def symmetric_bounds(
     weight: Tensor | FloatArray | None = None,
     progress: Progress | None = None,
     memory_budget: int = 2**30,
+    factors: Tensor | None = None,
     one_step: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
     """Weight (m, C) of the training points whose ordinary score surely, and possibly, is at least the candidate's.
@@ -260,5 +263,5 @@ def symmetric_bounds(
         slack, own_slack = (part.sqrt() * reach + grain for part in (C.spread, C.spread_added))
         return pvalues.count(alpha, tau, (slack, own_slack), comparison(weight, change))
 
-    surely, between = count_all(bag, X_test, counted, memory_budget, progress)
+    surely, between = count_all(bag, as_objects(X_test, factors), counted, memory_budget, progress)
     return surely, surely + between

@@ -201,10 +201,6 @@ class Fitted(FittedModel):
         """Scores α (m, C, n) and τ (m, C) of a few objects; None where the method orders points without scoring them."""
         return None
 
-    def rescaled(self, scales: FloatArray) -> Fitted | None:
-        """The same with columns divided by scales (d,), for objects as they were before; None where it must be fitted anew."""
-        return None
-
     def at(self, X: Any, label: int) -> tuple[Fitted, Any]:
         """What answers for one candidate, of object X (1, ...), and the object as that sees it."""
         return self, X

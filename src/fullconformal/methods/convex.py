@@ -17,7 +17,7 @@ from fullconformal.curvature import GGN
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.guarantees import EXACT
 from fullconformal.influence.prepared import prepare
-from fullconformal.linear.bag import Change
+from fullconformal.linear.bag import as_objects, with_labels
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.from_problem import Regression
 from fullconformal.linear.span import Span
@@ -83,27 +83,29 @@ class FittedSymmetric(FittedProblem):
         regression.assign(regression.bag.base.theta)
         return cls(problem, regression, memory)
 
-    def no_scales(self, query: Query) -> None:
-        """Raise where a query scales the penalties."""
-        if query.scales is not None:
-            raise ValueError(
-                f"scales of shape {query.scales.shape} were given, but penalties of each object's own are not computed by "
-                f"method={self.method!r}: leave scales out, or refit the transformers for each object."
-            )
+    @property
+    def takes_scales(self) -> bool:  # type: ignore[override]
+        """Whether scales of columns are factors of the penalties."""
+        return self.regression.takes_scales
 
     def objects(self, X: Any) -> Tensor:
         """Objects (m, ...) as the linear layer is given them."""
         return self.regression.design(self.inputs(X))
+
+    def _scaled(self, X: Any, query: Query) -> tuple[Tensor, Tensor | None]:
+        """The same, and factors (m, d) of the penalties where the query scales them."""
+        if query.scales is None:
+            return self.objects(X), None
+        return self.regression.scaled_design(self.inputs(X), query.scales)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         return self._counted(X, query)
 
     def _counted(self, X: Any, query: Query, enough: Enough | None = None) -> tuple[FloatArray, FloatArray]:
         """Counts (m, C), which need not be told apart where they are enough."""
-        self.no_scales(query)
         self.warn_of_time(len(X))
-        weight = self.weight(query)
-        return symmetric_counts(self.bag, self.objects(X), query.q, weight, query.progress, self.memory, enough)
+        (x, factors), weight = self._scaled(X, query), self.weight(query)
+        return symmetric_counts(self.bag, x, query.q, weight, query.progress, self.memory, enough, factors)
 
     def decide(self, X: Any, query: Query, levels: FloatArray) -> FloatArray:
         total, epsilon = query.total(self.labels, self.n_classes), 1.0 - levels.ravel()
@@ -131,25 +133,15 @@ class FittedSymmetric(FittedProblem):
                 stacklevel=4,
             )
 
-    def rescaled(self, scales: FloatArray) -> Self | None:
-        """The same with columns divided by scales (d,): other penalties, where an intercept is free to absorb the columns' places."""
-        bag, d = self.bag, len(scales)
-        intercept = bag.X.shape[1] == d + 1 and float(bag.penalty[d]) == 0 and bool((bag.X[:, d] == 1).all())
-        if self.regression.span is not None or not intercept:
-            return None
-        factors = torch.cat([torch.as_tensor(scales), torch.ones(1, dtype=torch.float64)]).to(bag.X.device)
-        return type(self)(self.problem, replace(self.regression, bag=bag.scaled(factors)), self.memory)
-
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
-        x = self.objects(X).repeat_interleave(self.n_classes, 0)
-        labels = torch.arange(self.n_classes, device=x.device).repeat(len(X))
-        out = symmetric_scores(self.bag, Change(x.T.contiguous(), labels), query.q)
+        out = symmetric_scores(self.bag, with_labels(self.bag, as_objects(*self._scaled(X, query))), query.q)
         # Margins are log(e^α − 1).
         alpha, tau = (softplus(margin) for margin in (out.alpha, out.tau))
         return alpha.T.view(len(X), self.n_classes, -1).cpu().numpy(), tau.view(len(X), -1).cpu().numpy()
 
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
-        least, most = symmetric_bounds(self.bag, self.objects(X), self.weight(query), query.progress, self.memory)
+        x, factors = self._scaled(X, query)
+        least, most = symmetric_bounds(self.bag, x, self.weight(query), query.progress, self.memory, factors)
         total = query.total(self.labels, self.n_classes)
         return pvalues.p_values(least, 0.0 * least, total, own), pvalues.p_values(most, 0.0 * most, total, own)
 
@@ -193,9 +185,8 @@ class FittedExact(FittedSymmetric):
     def _counted(self, X: Any, query: Query, enough: Enough | None = None) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
             raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
-        self.no_scales(query)
-        weight = self.weight(query)
-        return exact_counts(self.bag, self.objects(X), query.q, weight, query.progress, self.memory, enough)
+        (x, factors), weight = self._scaled(X, query), self.weight(query)
+        return exact_counts(self.bag, x, query.q, weight, query.progress, self.memory, enough, factors)
 
     def scores(self, X: Any, query: Query) -> None:
         return None

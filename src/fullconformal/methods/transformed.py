@@ -138,22 +138,8 @@ class FittedInBag(Fitted):
             if fitted.takes_scales:
                 yield Asked(group.rows.tolist(), fitted, objects, group.scales)
                 return
-            if fitted.rescaled(group.scales[0]) is not None:
-                yield from self._one_by_one(group, fitted, objects)
-                return
         for one in group.apart():
             yield Asked(one.rows.tolist(), self._fit(transformed(one.points)), transformed(one.objects))
-
-    def _one_by_one(self, group: Group, fitted: Fitted, objects: Any) -> Iterator[Asked]:
-        """The objects of a group, each with the fit rescaled by its scales; those that scale nothing together."""
-        scales = np.asarray(group.scales)
-        same = (scales == 1).all(1)
-        if same.any():
-            yield Asked(group.rows[same].tolist(), fitted, objects[same])
-        for r in np.flatnonzero(~same).tolist():
-            own = fitted.rescaled(scales[r])
-            if own is not None:
-                yield Asked([int(group.rows[r])], own, objects[r : r + 1])
 
     def _fit(self, points: Any) -> Fitted:
         """The method fitted to the training objects as transformers gave them, (n, ...)."""
@@ -165,21 +151,29 @@ class FittedInBag(Fitted):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         out = np.empty((2, _num_samples(X), self.n_classes))
-        for asked, one in self._queries(X, query, scaled=True):
+        for asked, one in self._queries(X, query):
             asked.put(asked.fitted.counts(asked.objects, one), out)
         return out[0], out[1]
 
+    def decide(self, X: Any, query: Query, levels: FloatArray) -> FloatArray:
+        out = np.empty((2, _num_samples(X), self.n_classes))
+        for asked, one in self._queries(X, query):
+            found = asked.fitted.decide(asked.objects, one, levels)
+            asked.put((found, found), out)
+        decided: FloatArray = out[0]
+        return decided
+
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
         out = np.empty((2, _num_samples(X), self.n_classes))
-        for asked, one in self._queries(X, query, scaled=False):
+        for asked, one in self._queries(X, query):
             weight = own if np.ndim(own) == 0 else own[asked.rows]
             asked.put(asked.fitted.bounds(asked.objects, one, weight), out)
         return out[0], out[1]
 
-    def _queries(self, X: Any, query: Query, scaled: bool) -> Iterator[tuple[Asked, Query]]:
+    def _queries(self, X: Any, query: Query) -> Iterator[tuple[Asked, Query]]:
         """What is asked of which fit, and how; progress counts objects, of transformers that look at labels candidates."""
         m, done = _num_samples(X), 0
-        for asked in self._asked(X, scaled):
+        for asked in self._asked(X, scaled=True):
             total = m if asked.label is None else m * self.n_classes
             told = onwards(query.progress, done, len(asked.rows), total)
             yield asked, replace(query, scales=asked.scales, work=self._work(query, asked.fitted), progress=told)
