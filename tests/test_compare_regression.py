@@ -83,8 +83,7 @@ def test_the_default_methods_wrap_the_regressor():
         None, X[:60], Y[:60], X[TEST], Y[TEST], [0.8], estimator=GradientBoostingRegressor(n_estimators=3)
     )
     assert {"full CP", "split", "CV+"} < set(near.methods) and not near.errors and not ridge.errors
-    # No full CP without refits.
-    assert boosted.methods == ["split", "split, normalized", "CV+"] and not boosted.errors
+    assert boosted.methods == ["full CP", "split", "split, normalized", "CV+"] and not boosted.errors
 
 
 class Broken(RegressorMixin, BaseEstimator):

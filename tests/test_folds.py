@@ -487,7 +487,7 @@ def test_networks_trained_together_end_where_they_would_alone(make, steps, sourc
     own = [torch.arange(130), torch.arange(99), torch.arange(29, 130), torch.randperm(130, generator=generator)[:60]]
     nets = [copy.deepcopy(net).double() for _ in own]
     ridge = {name: 0.05 for name, q in nets[0].named_parameters() if q.requires_grad and "weight" in name}
-    stacked.train_together(nets, X, y, own, ridge, max_epochs=7, max_iter=steps, seed=5)
+    stacked.train_together(nets, X, y[None], own, ridge, max_epochs=7, max_iter=steps, seed=5)
     for k, (found, at) in enumerate(zip(nets, own, strict=True)):
         alone = copy.deepcopy(net).double()
         penalty = {name: len(at) * value for name, value in ridge.items()}

@@ -13,7 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
 ARRAYS = ["pvalues", "sets", "intervals", "bands", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
-METHOD_PARTS = [f"methods.{name}" for name in ("base", "fitting", "parts", "regression")]
+METHOD_PARTS = [f"methods.{name}" for name in ("base", "outputs", "fitting", "parts", "regression")]
 BELOW_METHODS = [
     *ARRAYS,
     *["runtime", "storage", "losses", "data", "problem", "linear", "curvature", "models", "influence", "last_layer"],
@@ -52,16 +52,17 @@ LAYERS = {
     # A method knows what methods share, and no other method; `select` alone knows them all.
     "methods": [*BELOW_METHODS, *METHOD_PARTS],
     "methods.base": BELOW_METHODS,
-    "methods.fitting": [*BELOW_METHODS, "methods.base"],
+    "methods.outputs": [*BELOW_METHODS, "methods.base"],
+    "methods.fitting": [*BELOW_METHODS, "methods.base", "methods.outputs"],
     "methods.regression": [*BELOW_METHODS, "methods.base"],
-    "methods.parts": [*BELOW_METHODS, "methods.base", "methods.fitting"],
+    "methods.parts": [*BELOW_METHODS, "methods.base", "methods.outputs", "methods.fitting"],
     # The whole GGN of a streamed last layer is influence on its features.
     "methods.last_layer": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
     # The curvature of a network is chosen as for labels.
     "methods.influence_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
-    "methods.audit_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.audit"],
+    # Folds and out-of-bag scores are trained as for labels.
+    "methods.unseen": [*BELOW_METHODS, *METHOD_PARTS, "methods.folds", "methods.oob"],
     "methods.select": [*BELOW_METHODS, "methods"],
-    "methods.select_regression": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],
     "comparison": [*BELOW_METHODS, "methods", "report", "estimators"],

@@ -210,7 +210,11 @@ def test_the_method_as_an_object_and_by_name():
     ("model", "options", "message"),
     [
         (ExtraTreesClassifier(), {"method": "oob"}, r"ExtraTreesClassifier\(bootstrap=False\).*set bootstrap=True"),
-        (DecisionTreeClassifier(), {"method": "oob"}, r"estimator=DecisionTreeClassifier is none; give a RandomForest"),
+        (
+            DecisionTreeClassifier(),
+            {"method": "oob"},
+            r"estimator=DecisionTreeClassifier is none; give a random forest",
+        ),
         (None, {"method": "oob"}, r"estimator=None is none"),
         (RandomForestClassifier(), {"prefit": True}, r"prefit=True cannot be had"),
         (RandomForestClassifier(), {"l2": 0.1}, r"l2=0.1 was given"),

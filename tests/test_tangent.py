@@ -92,7 +92,9 @@ def test_a_trained_network_covers_and_is_saved(tmp_path):
     X = rng.normal(size=(700, 3))
     y = 1e4 * (np.sin(X[:, 0]) + X[:, 1] + 0.3 * rng.normal(size=700))
     torch.manual_seed(0)
-    reg = FullConformalRegressor(mlp(3, (10,), 1, "tanh"), l2=1e-3, max_epochs=20, random_state=0).fit(X[:200], y[:200])
+    reg = FullConformalRegressor(
+        mlp(3, (10,), 1, "tanh"), method="influence", l2=1e-3, max_epochs=20, random_state=0
+    ).fit(X[:200], y[:200])
     low, high = reg.predict_interval(X[200:]).T
     # The band of a binomial at 99.9 %, and three points in a hundred for the approximation and the one bag.
     assert 0.84 <= ((low <= y[200:]) & (y[200:] <= high)).mean() <= 0.96
@@ -109,7 +111,7 @@ def test_a_perceptron_of_scikit_learns():
     model = MLPRegressor(
         hidden_layer_sizes=(5,), activation="tanh", solver="lbfgs", alpha=1.0, max_iter=2000, random_state=0
     )
-    reg = FullConformalRegressor(model, confidence_level=0.8).fit(X, y)
+    reg = FullConformalRegressor(model, method="influence", confidence_level=0.8).fit(X, y)
     np.testing.assert_allclose(reg.predict(new), model.fit(X, y).predict(new), atol=1e-8)
     found = reg.audit(new, n_pairs=3, max_refits=60)
     assert found.p_distance.max() < 0.25
@@ -127,11 +129,9 @@ def test_modules_that_do_not_fit(module, message):
 
 def test_methods_that_do_not_go_with_the_model():
     X, y, new = points()
-    with pytest.raises(ValueError, match="method='influence'"):
-        FullConformalRegressor(mlp(3, (4,), 1), method="exact").fit(X, y)
-    with pytest.raises(ValueError, match="method='exact', which costs no more"):
+    with pytest.raises(ValueError, match="method='influence' is for torch modules and MLPRegressor"):
         FullConformalRegressor(Ridge(), method="influence").fit(X, y)
     with pytest.raises(ValueError, match="prefit=True needs a trained network"):
         FullConformalRegressor(Ridge(), prefit=True).fit(X, y)
     with pytest.raises(ValueError, match="an audit refits models of scikit-learn's"):
-        FullConformalRegressor(mlp(3, (4,), 1), max_epochs=1).fit(X, y).audit(new)
+        FullConformalRegressor(mlp(3, (4,), 1), method="influence", max_epochs=1).fit(X, y).audit(new)

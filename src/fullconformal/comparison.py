@@ -23,7 +23,6 @@ from fullconformal.estimators.regression import ConformalRegressor
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.estimators.split_regression import SplitConformalRegressor
 from fullconformal.methods.convex import symmetric_seconds
-from fullconformal.methods.select_regression import select_regression
 from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
@@ -138,9 +137,9 @@ def default_methods(estimator: Any = None, random_state: Any = 0, seconds: float
 
 
 def default_regressors(estimator: Any = None, random_state: Any = 0) -> dict[str, Any]:
-    """The methods that `compare` takes around a regressor: full CP where it needs no refits, jackknife+ where it takes one fit."""
-    found: dict[str, Any] = {"full CP": FullConformalRegressor(estimator)} if has_exact(estimator) else {}
-    found |= {
+    """The methods that `compare` takes around a regressor; jackknife+ where it takes one fit."""
+    found: dict[str, Any] = {
+        "full CP": FullConformalRegressor(estimator, random_state=random_state),
         "split": SplitConformalRegressor(estimator, random_state=random_state),
         "split, normalized": SplitConformalRegressor(
             estimator, conformity_score="normalized", random_state=random_state
@@ -148,15 +147,6 @@ def default_regressors(estimator: Any = None, random_state: Any = 0) -> dict[str
         "CV+": CVPlusRegressor(estimator, random_state=random_state),
     }
     return found | ({"jackknife+": JackknifePlusRegressor(estimator)} if is_ridge(estimator) else {})
-
-
-def has_exact(estimator: Any) -> bool:
-    """Whether full CP of a regressor is computed without refits."""
-    try:
-        select_regression(split_pipeline(estimator)[1], "auto")
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _of_regressors(methods: Any, estimator: Any) -> bool:

@@ -16,6 +16,7 @@ from fullconformal.bands import Band, FloatArray
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config
 from fullconformal.methods.fitting import fit_foreign
+from fullconformal.methods.outputs import predictions
 from fullconformal.methods.parts import Part, fit_each
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
@@ -31,26 +32,6 @@ class Bands(Protocol):
 
     def __call__(self, X: Any) -> Band:
         """Bands of objects, by K models."""
-
-
-def predictions(model: Any, X: Any) -> tuple[FloatArray, float]:
-    """What a fitted regressor predicts (m,), finite, and the unit of rounding it computed in."""
-    found = np.asarray(model.predict(X))
-    m = _num_samples(X)
-    # Nets of skorch's have one column.
-    if found.shape not in ((m,), (m, 1)):
-        raise ValueError(
-            f"estimator={type(model).__name__}: predict gave an array of shape {found.shape} for {m} objects; give a regressor of "
-            "one number per object."
-        )
-    eps = np.finfo(found.dtype).eps if found.dtype.kind == "f" else np.finfo(np.float64).eps
-    found = found.reshape(m).astype(np.float64)
-    if not np.isfinite(found).all():
-        row = int((~np.isfinite(found)).argmax())
-        raise ValueError(
-            f"the model's prediction of object {row} (counted from 0) is {found[row]}; scale the features and y, or leave it out."
-        )
-    return found, float(eps)
 
 
 @savable

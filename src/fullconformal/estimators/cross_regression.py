@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from fullconformal.bands import Band, FloatArray
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
-from fullconformal.estimators.validation import check_held_out_regressor, check_regressor, check_whole
+from fullconformal.estimators.validation import check_regressor, check_shared, check_whole
 from fullconformal.guarantees import EXACT, TWICE, Guarantee
 from fullconformal.methods.parts import check_folds
 from fullconformal.storage import savable
@@ -102,7 +102,7 @@ class CVPlusRegressor(PlusRegressor):
         return TWICE.because("each fold has a model of its own")
 
     def check_params(self) -> None:
-        check_held_out_regressor(self)
+        check_shared(self)
         check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
         if self.estimator is not None:
             check_regressor(self.estimator)
@@ -171,7 +171,7 @@ class JackknifePlusRegressor(PlusRegressor):
         return (EXACT if self.minmax else TWICE).because("each point has a model of its own")
 
     def check_params(self) -> None:
-        check_held_out_regressor(self)
+        check_shared(self)
         if self.estimator is not None:
             check_regressor(self.estimator)
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import clone
 from sklearn.linear_model import Ridge
-from sklearn.neural_network import MLPRegressor
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
@@ -20,18 +18,18 @@ from fullconformal.estimators import validation
 from fullconformal.estimators.base import whole_or_nothing
 from fullconformal.estimators.inputs import first_rows
 from fullconformal.estimators.regression import ConformalRegressor, warn_infinite
-from fullconformal.estimators.target import Target, split_target
+from fullconformal.estimators.target import Target, split_target, without_target
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
-from fullconformal.methods.audit import Audit
-from fullconformal.methods.audit_regression import audit_regression
-from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.audit import Audit, audit_regression
+from fullconformal.methods.base import Config, ConformalWarning, Values
 from fullconformal.methods.fitting import L2_LINEAR
-from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod, Values
-from fullconformal.methods.select_regression import METHODS, select_regression
-from fullconformal.models.requirements import check_instance, fit_transformer, split_pipeline, transform
-from fullconformal.runtime.tasks import progress_bar
+from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
+from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
+from fullconformal.models.objects import shape_of
+from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline, transform
+from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
 
 FloatArray = npt.NDArray[np.float64]
@@ -44,16 +42,19 @@ class FullConformalRegressor(ConformalRegressor):
     Parameters
     ----------
     estimator : None, nn.Module, scikit-learn regressor, or Pipeline ending in one, default=None
-        The model: Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet, KernelRidge, GaussianProcessRegressor with a fixed kernel
-        (``optimizer=None``) or KNeighborsRegressor; None is a ridge regression with `l2`. A module maps a batch to numbers (batch, 1)
-        and is trained here by the squared loss, on y in units of its standard deviation; MLPRegressor is fitted by scikit-learn. A
-        TransformedTargetRegressor around one of them gives intervals of y itself.
-    method : {"auto", "exact", "influence"} or RegressionMethod, default="auto"
-        "exact" is full CP itself, for every value of y at once, without refits. "influence", for networks, is full CP of their tangent at
-        the fit (ACP-GN), an approximation.
+        The regressor; None is a ridge regression with `l2`. A module maps a batch to numbers (batch, 1) and is trained here by the
+        squared loss, on y in units of its standard deviation. A TransformedTargetRegressor gives intervals of y itself.
+    method : {"auto", "exact", "influence", "oob", "folds"} or RegressionMethod, default="auto"
+        "exact" is full CP itself, for every value of y at once, without refits: for Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet,
+        KernelRidge, GaussianProcessRegressor with a fixed kernel (``optimizer=None``) and KNeighborsRegressor. "oob" scores a point by the
+        trees of a forest (RandomForestRegressor, ExtraTreesRegressor with bootstrap=True, BaggingRegressor) that did not draw it: one fit,
+        coverage measured and not proved. "folds" trains any regressor without each of `folds` folds and scores every point by the
+        model that has not seen it: valid up to the candidate's own effect on the other models. "influence", for modules and MLPRegressor,
+        is full CP of a network's tangent at the fit (ACP-GN), an approximation. "auto" is exact where that can be, oob for forests,
+        influence for networks that came trained (`prefit`) and where a curvature or damping is given, else folds.
     scheme : {"studentized", "deleted", "ordinary"}, default="studentized"
-        How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN always
-        leaves a point out of its own neighbours.
+        How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN, oob and
+        folds have no leverages: they score a point without it.
     confidence_level : float, default=0.9
         Of intervals, where `predict_interval` is not told otherwise.
     l2 : float, optional
@@ -62,6 +63,9 @@ class FullConformalRegressor(ConformalRegressor):
         Of networks: "ggn", "dual", "ekfac", "kfac" or "last_layer", as for `FullConformalClassifier`.
     damping : float, optional
         Added to the mean-form curvature.
+    folds, repeats : int, default=10 and 1
+        Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
+        repeats score a point by its mean prediction, which makes intervals steadier.
     prefit : bool, default=False
         Take a network as it is; `fit` is then given the data it was trained on.
     max_epochs : int, default=200
@@ -72,8 +76,12 @@ class FullConformalRegressor(ConformalRegressor):
         Of modules: "auto" is their own.
     memory_budget : float, default=4.0
         GiB that kernel matrices, curvatures and Jacobians may take.
+    n_jobs : int, optional
+        Workers for folds, as joblib counts them. By default one process.
+    checkpoint : path, optional
+        Folder for the networks that folds have finished: a killed `fit` started again with the same data and options goes on from there.
     random_state : int, RandomState or None, default=None
-        Seeds training; the exact methods have no use for it.
+        Seeds training and folds; the exact methods have no use for it.
     verbose : int or None, default=None
         1 shows progress bars, 0 nothing; None shows progress where work takes more than about ten seconds.
 
@@ -89,7 +97,8 @@ class FullConformalRegressor(ConformalRegressor):
     Notes
     -----
     ``scheme`` and ``confidence_level`` may be changed by `set_params` after `fit`. A Pipeline's transformers are fitted once, to the
-    training objects: the guarantee is then approximate, and `guarantee_` says so.
+    training objects: the guarantee is then approximate, and `guarantee_` says so. With ``method="folds"`` they are part of each model, and
+    fitted to what trains it.
 
     Examples
     --------
@@ -114,8 +123,9 @@ class FullConformalRegressor(ConformalRegressor):
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
-        l2: float | None = None, curvature: Any = "auto", damping: float | None = None, prefit: bool = False, max_epochs: int = 200,
-        device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0, random_state: Any = None, verbose: int | None = None,
+        l2: float | None = None, curvature: Any = "auto", damping: float | None = None, folds: int = 10, repeats: int = 1,
+        prefit: bool = False, max_epochs: int = 200, device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0,
+        n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -127,7 +137,7 @@ class FullConformalRegressor(ConformalRegressor):
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any, groups: Any = None) -> FullConformalRegressor:
+    def fit(self, X: Any, y: Any, groups: Any = None, *, clusters: Any = None) -> FullConformalRegressor:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
@@ -139,23 +149,26 @@ class FullConformalRegressor(ConformalRegressor):
         groups : array-like (n,), optional
             A group of each point: an object is then compared with the points of its own group only, and the guarantee holds in each. The
             model is fitted to all.
+        clusters : array-like (n,), optional
+            Which points belong together (rows of a patient, say); with ``method="folds"`` they share a fold. An object to predict is taken
+            to be of a cluster of its own.
         """
         self._check()
         X, y = self._checked(X, y, reset=True)
         transformers, model = self._split()
-        selection = select_regression(model, self.method)
+        config = self._config(model)
+        selection = select_regression(model, self.method, config)
+        method = selection.method
+        clusters = validation.check_groups(clusters, len(y), method.name, "clusters")
         self._target = Target.of(self.estimator, y)
         self._sample = first_rows(X)
+        if method.takes_pipeline:
+            method, transformers = replace(method, model=without_target(self.estimator)), None
         self.transformer_, inputs = fit_transformer(transformers, X, y, self.prefit)
-        config = Config(
-            l2=self.l2, prefit=self.prefit, max_epochs=self.max_epochs, loss=SQUARED, curvature=self.curvature, damping=self.damping,
-            q=validation.SCHEMES[self.scheme], device=validation.device_of(self.device, model), dtype=validation.DTYPES[self.dtype],
-            memory=int(self.memory_budget * 2**30), seed=int(check_random_state(self.random_state).randint(2**31)),
-        )  # fmt: skip
         with progress_bar("training", self.verbose) as progress:
-            bag = Values(np.asarray(inputs), self._target.forward(y))
-            self._fitted = selection.method.fit(bag, replace(config, progress=progress))
-        self.n_samples_fit_, self._input_shape = len(y), tuple(inputs.shape[1:])
+            bag = Values(inputs if method.takes_pipeline else np.asarray(inputs), self._target.forward(y), clusters)
+            self._fitted = method.fit(bag, replace(config, progress=progress))
+        self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
         self.method_, self.method_reason_ = self._fitted.method, selection.reason
         self._groups = None if groups is None else check_groups(groups, len(y))
         if told := self._fitted.warnings:
@@ -163,24 +176,37 @@ class FullConformalRegressor(ConformalRegressor):
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
+    def _config(self, model: Any) -> Config:
+        """How to fit, resolved from the parameters and the machine."""
+        # Fits must be the same when a killed run is started again.
+        fixed = self.checkpoint is not None and self.random_state is None
+        return Config(
+            l2=self.l2, prefit=self.prefit, max_epochs=self.max_epochs, loss=SQUARED, curvature=self.curvature, damping=self.damping,
+            q=validation.SCHEMES[self.scheme], folds=self.folds, repeats=self.repeats, device=validation.device_of(self.device, model),
+            dtype=validation.DTYPES[self.dtype], memory=int(self.memory_budget * 2**30),
+            seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)),
+            work=Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing),
+        )  # fmt: skip
+
     def _check(self) -> None:
         """Raise if a parameter is invalid, before anything long begins."""
         if not isinstance(self.method, RegressionMethod):
-            validation.check_option("method", self.method, METHODS)
+            validation.check_option("method", self.method, REGRESSION_METHODS)
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         validation.check_level(self.confidence_level)
         validation.check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
         validation.check_network(self)
         model = self._split()[1]
-        check_instance(model)
-        if self.prefit and not isinstance(model, (nn.Module, MLPRegressor)):
+        if isinstance(model, nn.Module):
+            check_module(model, frozen_allowed=self.prefit)
+        elif model is not None:
+            validation.check_regressor(model)
+        if self.prefit and not is_network(model):
             raise ValueError("prefit=True needs a trained network; other models are fitted here, which costs little.")
-        if self.l2 is not None:
-            validation.check_number("l2", self.l2, 0, "None or a number ≥ 0")
-            if model is not None and not isinstance(model, nn.Module):
-                raise ValueError(
-                    f"l2={self.l2!r} was given, but {type(model).__name__} brings its own penalty; set it there."
-                )
+        if self.l2 is not None and model is not None and not isinstance(model, nn.Module):
+            raise ValueError(
+                f"l2={self.l2!r} was given, but {type(model).__name__} brings its own penalty; set it there."
+            )
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -278,8 +304,8 @@ class FullConformalRegressor(ConformalRegressor):
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         X = self._checked(X, reset=False)
         X = X if self.transformer_ is None else transform(self.transformer_, X)
-        if tuple(X.shape[1:]) != self._input_shape:
-            raise ValueError(f"X has objects of shape {tuple(X.shape[1:])}, but those of fit had {self._input_shape}.")
+        if shape_of(X) != self._input_shape:
+            raise ValueError(f"X has objects of shape {shape_of(X)}, but those of fit had {self._input_shape}.")
         return X
 
     def _comparison(self, m: int, weights: Any, groups: Any) -> Comparison:
@@ -326,18 +352,17 @@ class FullConformalRegressor(ConformalRegressor):
         """
         validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
         validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
-        X = np.asarray(self._prepare_inputs(X), dtype=np.float64)
-        model, n = self._split()[1], self._fitted.n
-        if isinstance(model, nn.Module):
+        X, model, n = self._prepare_inputs(X), self._split()[1], self._fitted.n
+        if isinstance(model, nn.Module) and self._fitted.refits() is None:
             raise ValueError(
-                "an audit refits models of scikit-learn's; of a module fit copies by hand, or take MLPRegressor."
+                "an audit refits models of scikit-learn's; of a module take method='folds', or MLPRegressor."
             )
         if model is None:
             model = Ridge(alpha=n * (L2_LINEAR if self.l2 is None else self.l2))
         rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme]
         with progress_bar("refits", self.verbose) as progress:
             return audit_regression(
-                clone(model), self._fitted, X, n_pairs, max_refits, q, self.confidence_level, rng, progress
+                self._fitted, model, X, n_pairs, max_refits, q, self.confidence_level, rng, progress
             )
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 5) -> None:
@@ -360,7 +385,7 @@ class FullConformalRegressor(ConformalRegressor):
 
     @property
     def display_name(self) -> str:
-        return f"full CP ({self.method_}, {self.scheme})"
+        return f"full CP ({self.method_}, {self.scheme})" if self._fitted.takes_scheme else f"full CP ({self.method_})"
 
     # Saved ------------------------------------------------------------------------------------------------------------
 

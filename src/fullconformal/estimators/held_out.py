@@ -21,7 +21,7 @@ from fullconformal.estimators.inputs import encode_labels, first_rows, index_lab
 from fullconformal.estimators.validation import check_flag, score_of
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
-from fullconformal.methods.fitting import LogProba, Model, Piped
+from fullconformal.methods.outputs import LogProba, Model, Piped
 from fullconformal.methods.parts import Part, check_folds, fit_parts
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import finite_rows, split_pipeline

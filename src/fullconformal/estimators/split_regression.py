@@ -21,17 +21,17 @@ from fullconformal.estimators.calibrated_bands import (
     IntArray,
     PointBands,
     RegressionFit,
-    predictions,
 )
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import (
-    check_held_out_regressor,
     check_number,
     check_option,
     check_regressor,
     check_share,
+    check_shared,
 )
 from fullconformal.guarantees import EXACT, Guarantee
+from fullconformal.methods.outputs import predictions
 from fullconformal.storage import savable
 
 SCORES = ("absolute", "normalized", "cqr")
@@ -129,7 +129,7 @@ class SplitConformalRegressor(HeldOutRegressor):
         return EXACT.because("the calibration points trained nothing")
 
     def check_params(self) -> None:
-        check_held_out_regressor(self)
+        check_shared(self)
         check_share(self)
         check_option("conformity_score", self.conformity_score, SCORES)
         check_number("beta", self.beta, 0, "a number ≥ 0")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import Pipeline
 
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.models.requirements import split_pipeline
@@ -24,6 +25,14 @@ def split_target(estimator: Any) -> tuple[Any, TransformedTargetRegressor | None
         return estimator, None
     # As scikit-learn does.
     return LinearRegression() if estimator.regressor is None else estimator.regressor, estimator
+
+
+def without_target(estimator: Any) -> Any:
+    """An estimator, or a Pipeline that ends in one, without its transformation of y."""
+    inner = split_target(estimator)[0]
+    if not isinstance(inner, Pipeline):
+        return inner
+    return Pipeline([*inner.steps[:-1], (inner.steps[-1][0], split_target(inner[-1])[0])])
 
 
 @savable

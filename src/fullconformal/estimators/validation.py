@@ -68,11 +68,11 @@ def check_level(level: Any) -> None:
 def check_shared(clf: Any) -> None:
     """Raise if a parameter that several classifiers share is invalid."""
     sets.check_levels(clf.confidence_level)
-    check_categories(clf.categories)
-    for name in ("randomized", "class_conditional", "prefit", "allow_empty"):
+    check_categories(getattr(clf, "categories", None))
+    for name in ("randomized", "class_conditional", "prefit", "allow_empty", "minmax"):
         check_flag(name, getattr(clf, name, True))
-    check_whole("max_epochs", clf.max_epochs, 0, "a whole number ≥ 0")
-    if clf.l2 is not None:
+    check_whole("max_epochs", getattr(clf, "max_epochs", 0), 0, "a whole number ≥ 0")
+    if getattr(clf, "l2", None) is not None:
         check_number("l2", clf.l2, 0, "None or a number ≥ 0")
     jobs, folder = getattr(clf, "n_jobs", None), getattr(clf, "checkpoint", None)
     if jobs is not None and (not isinstance(jobs, (int, np.integer)) or isinstance(jobs, bool) or jobs == 0):
@@ -100,12 +100,12 @@ def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
     return checked[0], checked[1][:, None]
 
 
-def check_groups(groups: Any, n: int, method: str) -> Array | None:
+def check_groups(groups: Any, n: int, method: str, name: str = "groups") -> Array | None:
     """Checked groups (n,) of the training points, or None; of a method that has them."""
     if groups is None:
         return None
     if method != "folds":
-        raise ValueError(f"groups go with method='folds', and this is {method!r}; leave them out, or ask for folds.")
+        raise ValueError(f"{name} go with method='folds', and this is {method!r}; leave them out, or ask for folds.")
     return as_groups(groups, n)
 
 
@@ -124,8 +124,9 @@ def check_network(reg: Any) -> None:
         check_option("curvature", reg.curvature, ("auto", *(name for name in CURVATURES if name != "hessian")))
     if reg.damping is not None:
         check_number("damping", reg.damping, 0, "None or a number ≥ 0")
-    check_flag("prefit", reg.prefit)
-    check_whole("max_epochs", reg.max_epochs, 0, "a whole number ≥ 0")
+    check_shared(reg)
+    check_whole("folds", reg.folds, 2, "a whole number ≥ 2")
+    check_whole("repeats", reg.repeats, 1, "a whole number ≥ 1")
     check_option("dtype", reg.dtype, tuple(DTYPES))
 
 
@@ -271,18 +272,6 @@ def check_share(clf: Any) -> None:
     """Raise unless calibration_size is a share."""
     if not (isinstance(clf.calibration_size, (float, np.floating)) and 0 < clf.calibration_size < 1):
         raise ValueError(f"calibration_size={clf.calibration_size!r} is not allowed; give a share between 0 and 1.")
-
-
-def check_held_out_regressor(reg: Any) -> None:
-    """Raise if a parameter that these regressors share is invalid."""
-    sets.check_levels(reg.confidence_level)
-    for name in ("prefit", "minmax"):
-        check_flag(name, getattr(reg, name, True))
-    if reg.verbose is not None and not isinstance(reg.verbose, (bool, np.bool_)):
-        check_whole("verbose", reg.verbose, 0, "None, 0 or 1")
-    jobs = getattr(reg, "n_jobs", None)
-    if jobs is not None and (not isinstance(jobs, (int, np.integer)) or isinstance(jobs, bool) or jobs == 0):
-        raise ValueError(f"n_jobs={jobs!r} is not allowed; give None, a whole number ≥ 1, or -1 for all cores.")
 
 
 def check_regressor(estimator: Any, name: str = "estimator") -> None:

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.stats import beta
+from sklearn.base import clone
 from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.linear.from_problem import Regression
-from fullconformal.methods.base import Fitted, Query
+from fullconformal.methods.base import Fitted, FloatArray, IntArray, Query, Values
 from fullconformal.methods.fitting import FittedProblem
+from fullconformal.methods.regression import Comparison, FittedRegression
 from fullconformal.models.objects import take
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
@@ -268,3 +270,78 @@ def audit_fitted(
 def not_below(alpha: npt.NDArray[np.float64], tau: float) -> float:
     """The share of scores (k,) above or tied with τ: refits end within about 1e-9 of their minimum, so equal points differ by as much."""
     return float((pvalues.order(alpha, tau, 1e-7 * (1 + abs(tau))) >= 0).mean())
+
+
+# Of intervals ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ValueRefits:
+    """Honest scores of a regressor of scikit-learn's kind: |r|^(1 − q)·|r₋|^q, for the residual r of the fit to the bag and r₋ without it.
+
+    As r₋ = r/(1 − leverage) where residuals are linear in y, this is |r|/(1 − leverage)^q.
+    """
+
+    model: Any
+    bag: Values
+
+    def scores(
+        self, X: Any, value: float, points: IntArray, q: float, tick: Callable[[], None]
+    ) -> tuple[FloatArray, float]:
+        """Scores of some training points (k,) and of the candidate of object X (1, d); a tick after each refit."""
+        bag = self.bag.with_candidate(X, value)
+        asked, every = [*points, len(bag.y) - 1], np.arange(len(bag.y))
+        with_it, without = np.ones((2, len(asked)))
+        if q < 1:
+            with_it = self._residuals(bag, every, every)[asked]
+            tick()
+        for k, i in enumerate(asked if q > 0 else []):
+            without[k] = self._residuals(bag, every[every != i], every[[i]])[0]
+            tick()
+        scores = with_it ** (1 - q) * without**q
+        return scores[:-1], float(scores[-1])
+
+    def _residuals(self, bag: Values, train: IntArray, at: IntArray) -> FloatArray:
+        """|y − f| of some points under the fit to others."""
+        part, scored = bag.part(train), bag.part(at)
+        return np.asarray(np.abs(scored.y - clone(self.model).fit(part.X, part.y).predict(scored.X)))
+
+
+def audit_regression(
+    fitted: FittedRegression, model: Any, X: Any, n_pairs: int, max_refits: int, q: float, level: float, rng: Any,
+    progress: Progress | None,
+) -> Audit:  # fmt: skip
+    """Of pairs of an object of X (m, ...) and the residual of a training point, halved or doubled, beside the object's prediction.
+
+    A method has refits of its own kind, or those of the model, one of scikit-learn's, stand for it.
+    """
+    n, own = fitted.n, fitted.refits()
+    if own is None and not fitted.keeps_points:
+        raise ValueError(
+            "an audit refits the model, and this one's training points were not kept; check the coverage on held-out points instead."
+        )
+    refits = ValueRefits(model, fitted.bag) if own is None else own
+    if own is not None:
+        # Which score all points at once.
+        n_pairs = max(1, min(n_pairs, max_refits // own.a_pair))
+    n_points = n if q == 0 or own is not None else min(n, max(1, max_refits // n_pairs))
+    a_pair = own.a_pair if own is not None else (q < 1) + (q > 0) * (n_points + 1)
+    ticks = count(1)
+
+    def tick() -> None:
+        if progress is not None:
+            progress(next(ticks), n_pairs * a_pair)
+
+    rows = rng.randint(_num_samples(X), size=n_pairs)
+    drawn = rng.choice(fitted.residuals(), n_pairs) * rng.choice([0.5, 1.0, 2.0], n_pairs)
+    p_method, p_exact = np.empty((2, n_pairs))
+    for k, row in enumerate(rows.tolist()):
+        x = take(X, [row])
+        value = float(fitted.predict(x)[0] + drawn[k])
+        p_method[k] = next(iter(fitted.steps(x, Comparison(q)))).p([[value]])[0, 0]
+        points = rng.choice(n, n_points, replace=False)
+        alpha, tau = refits.scores(x, value, points, q, tick)
+        # Iterative solvers stop at a tolerance of their own.
+        greater, equal = pvalues.count(alpha, tau, 1e-9 * (1 + abs(tau)))
+        p_exact[k] = pvalues.p_values(greater * n / n_points, equal * n / n_points, n)
+    return Audit(n_pairs, n_points, n, n_pairs * a_pair, p_method, p_exact, np.empty(0), np.empty(0), level)

@@ -22,7 +22,7 @@ from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.models.objects import take
+from fullconformal.models.objects import joined, take
 from fullconformal.runtime.tasks import Progress, Work, onwards
 from fullconformal.storage import require, savable
 
@@ -76,8 +76,47 @@ class Bag:
 
     @property
     def n_classes(self) -> int:
-        """C."""
+        """C, the outputs of a model."""
         return len(self.classes)
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether there is nothing to learn: points of one label, or none."""
+        return len(np.unique(self.y)) < 2
+
+    def part(self, points: IntArray) -> Bag:
+        """The bag of some of the points."""
+        return Bag(take(self.X, points), self.y[points], self.classes)
+
+    def with_candidate(self, X: Any, label: int) -> Bag:
+        """The bag with one more point, of object X (1, ...)."""
+        return Bag(joined(self.X, X), np.append(self.y, label), self.classes)
+
+
+@savable
+@dataclass(frozen=True)
+class Values:
+    """The training points of a regression: objects X (n, ...) as the model sees them, and their values y (n,); groups as in `Bag`."""
+
+    X: Any
+    y: FloatArray
+    groups: npt.NDArray[Any] | None = None
+
+    #: one output of a model, the value
+    n_classes: ClassVar[int] = 1
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether there is nothing to learn from: no point."""
+        return not len(self.y)
+
+    def part(self, points: IntArray) -> Values:
+        """The bag of some of the points."""
+        return Values(take(self.X, points), self.y[points])
+
+    def with_candidate(self, X: Any, value: float) -> Values:
+        """The bag with one more point, of object X (1, ...)."""
+        return Values(joined(self.X, X), np.append(self.y, value))
 
 
 @dataclass(frozen=True)

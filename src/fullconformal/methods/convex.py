@@ -23,7 +23,8 @@ from fullconformal.linear.from_problem import Regression
 from fullconformal.linear.span import Span
 from fullconformal.linear.symmetric import Enough, symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.methods.base import Bag, Config, ConformalWarning, FloatArray, Method, Query
-from fullconformal.methods.fitting import FittedProblem, fit_problem, problem_log_proba
+from fullconformal.methods.fitting import FittedProblem, fit_problem
+from fullconformal.methods.outputs import problem_log_proba
 from fullconformal.problem import Problem
 from fullconformal.sets import members
 from fullconformal.storage import expect, require, savable

@@ -1,4 +1,4 @@
-"""From what the user gave to fitted models: problems with their bag as tensors, and functions that give log-probabilities."""
+"""From what the user gave to fitted models: problems with their bag as tensors, and functions that give log-probabilities or values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import clone
-from sklearn.utils.validation import _num_samples
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from fullconformal.linear.from_problem import fit_linear
 from fullconformal.losses import NotFinite
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, starts_with
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Values, starts_with
+from fullconformal.methods.outputs import LogProba, Model, Piped, Prediction, problem_log_proba
 from fullconformal.models.adapters import adapt, is_skorch, read
 from fullconformal.models.networks import with_new_head, zero_linear
 from fullconformal.models.requirements import (
@@ -29,13 +30,11 @@ from fullconformal.models.requirements import (
     name_of,
     split_pipeline,
     to_tensor,
-    transform,
 )
 from fullconformal.models.training import train
 from fullconformal.models.transformers import seeded
 from fullconformal.problem import Problem
 from fullconformal.runtime.numerics import alone
-from fullconformal.storage import savable
 
 L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 
@@ -149,87 +148,7 @@ class FittedProblem(Fitted):
         return torch.finfo(self.problem.X.dtype).eps
 
 
-# Log-probabilities ----------------------------------------------------------------------------------------------------
-
-
-def problem_log_proba(problem: Problem, X: Tensor) -> FloatArray:
-    """Logarithms (m, C) of a model's probabilities, float64, for inputs (m, ...)."""
-    return problem.loss.log_proba(problem.logits(X).double()).cpu().numpy()
-
-
-@savable
-@dataclass(frozen=True)
-class LogProba:
-    """Log-probabilities (m, C) of a fitted model that knows the classes `present`; −inf for the others."""
-
-    model: Any
-    present: npt.NDArray[np.int64]
-    n_classes: int
-
-    def __call__(self, X: Any) -> FloatArray:
-        if isinstance(self.model, Problem):
-            return problem_log_proba(self.model, to_tensor(X, self.model.X.device, self.model.X.dtype))
-        out = np.full((_num_samples(X), self.n_classes), -np.inf)
-        if self.model is None:
-            out[:, self.present] = -math.log(len(self.present))
-        else:
-            X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
-            proba = self.model.predict_proba(X)
-            if np.shape(proba) != (len(out), len(self.present)):
-                raise ValueError(
-                    f"estimator={type(self.model).__name__}: predict_proba gave {np.shape(proba)} numbers; give a classifier with one "
-                    f"probability an object and class, {(len(out), len(self.present))}."
-                )
-            out[:, self.present] = log_of(np.asarray(proba))
-        return out
-
-    def precision(self, X: Any) -> float:
-        """The unit of rounding in which it gives log-probabilities of objects X."""
-        if isinstance(self.model, Problem):
-            return torch.finfo(self.model.X.dtype).eps
-        single = is_skorch(self.model) or getattr(X, "dtype", None) == np.float32
-        return float(np.finfo(np.float32 if single else np.float64).eps)
-
-    def slim(self) -> LogProba:
-        """The same with the first point only of a problem, as it trains no more."""
-        model = self.model
-        if not isinstance(model, Problem):
-            return self
-        return replace(
-            self, model=Problem(model.model, model.X[:1].clone(), model.y[:1].clone(), 0.0, model.chunk, model.loss)
-        )
-
-    def state(self) -> dict[str, Any]:
-        """The fields of the slim one."""
-        return {"model": self.slim().model, "present": self.present, "n_classes": self.n_classes}
-
-
-@savable
-@dataclass(frozen=True)
-class Piped:
-    """A model behind transformers."""
-
-    transformers: Any
-    model: LogProba
-
-    def __call__(self, X: Any) -> FloatArray:
-        return self.model(transform(self.transformers, X))
-
-    def slim(self) -> Piped:
-        """The same with the first point only of a problem, as it trains no more."""
-        return replace(self, model=self.model.slim())
-
-    def precision(self, X: Any) -> float:
-        """The unit of rounding in which it gives log-probabilities of objects X."""
-        return self.model.precision(X)
-
-    @property
-    def n_classes(self) -> int:
-        return self.model.n_classes
-
-
-# Log-probabilities (m, C) of objects.
-Model = LogProba | Piped
+# Models ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -244,15 +163,17 @@ class FitScore:
         return fit_model(self.estimator, Bag(X, y, self.classes), self.config)
 
 
-def fit_model(estimator: Any, bag: Bag, config: Config) -> Model:
+def fit_model(estimator: Any, bag: Bag | Values, config: Config) -> Model:
     """Log-probabilities of a classifier, or of a Pipeline that ends in one, fitted to a bag; with prefit, of one fitted already.
 
-    The bag may lack classes.
+    The bag may lack classes. Of values, the predictions of a regressor.
     """
+    if isinstance(bag, Values):
+        return _fit_values(estimator, bag, config)
     transformers, final = split_pipeline(estimator)
     every = np.arange(bag.n_classes)
     present = every if config.prefit else np.unique(bag.y)
-    if is_trivial(bag) and not config.prefit:
+    if bag.is_trivial and not config.prefit:
         return LogProba(None, present if len(present) else every, len(every))
     # One of scikit-learn's kind, a whole Pipeline too.
     if not trained_here(final) and not is_skorch(final):
@@ -268,16 +189,53 @@ def fit_model(estimator: Any, bag: Bag, config: Config) -> Model:
     return model if transformers is None else Piped(transformers, model)
 
 
-def fit_steps(transformers: Any, bag: Bag, config: Config) -> tuple[Any, Any]:
+def _fit_values(estimator: Any, bag: Values, config: Config) -> Prediction | Piped:
+    """Predictions of a regressor, or of a Pipeline that ends in one, fitted to a bag."""
+    transformers, final = split_pipeline(estimator)
+    if bag.is_trivial:
+        return Prediction(None)
+    if final is not None and not isinstance(final, nn.Module) and not is_skorch(final):
+        return Prediction(fit_foreign(estimator, bag.X, bag.y, config.seed))
+    transformers, X = fit_steps(transformers, bag, config)
+    if isinstance(final, nn.Module):
+        model = Prediction(*fit_network(final, replace(bag, X=X), config))
+    else:
+        final = Ridge(len(bag.y) * (L2_LINEAR if config.l2 is None else config.l2)) if final is None else final
+        model = Prediction(fit_foreign(final, X, bag.y, config.seed))
+    return model if transformers is None else Piped(transformers, model)
+
+
+def fit_network(model: nn.Module, bag: Values, config: Config) -> tuple[Problem, float, float]:
+    """A copy of a module trained on values less their mean in units of their deviation, as a problem; and these two.
+
+    With prefit the copy is as it is, and the units are those of the values.
+    """
+    n, l2 = len(bag.y), L2_NETWORK if config.l2 is None else config.l2
+    centre, scale = (0.0, 1.0) if config.prefit else units_of(bag.y)
+    module = to_device(copy.deepcopy(model), config)
+    penalty = {name: n * l2 for name, q in module.named_parameters() if q.requires_grad}
+    X = to_tensor(bag.X, config.device, next(module.parameters()).dtype, training=True)
+    check_outputs(module, X, None)
+    y = torch.as_tensor((bag.y - centre) / scale, device=config.device).to(X.dtype)[:, None]
+    if not config.prefit:
+        train(
+            module, X, y, penalty, max_epochs=config.max_epochs, seed=config.seed, progress=config.progress, loss=config.loss
+        )  # fmt: skip
+    problem = Problem(module, X, y, penalty, loss=config.loss)
+    check_finite(problem)
+    return problem, centre, scale
+
+
+def units_of(y: FloatArray) -> tuple[float, float]:
+    """Mean and standard deviation of values (n,); one where they are all the same."""
+    return float(y.mean()), float(y.std()) or 1.0
+
+
+def fit_steps(transformers: Any, bag: Bag | Values, config: Config) -> tuple[Any, Any]:
     """Transformers fitted to a bag, the same whenever they are fitted to it, and its objects through them; both as they are where None."""
     if transformers is None or config.prefit:
         return fit_transformer(transformers, bag.X, bag.y, config.prefit)
     return fit_transformer(seeded(transformers, config.seed), bag.X, bag.y, False)
-
-
-def is_trivial(bag: Bag) -> bool:
-    """Whether there is nothing to learn: points of one label, or none."""
-    return len(np.unique(bag.y)) < 2
 
 
 def trained_here(final: Any) -> bool:
@@ -291,7 +249,10 @@ def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
         estimator = clone(estimator)
         # Full conformal prediction trains on every labelled point: no internal hold-out.
         estimator.set_params(train_split=None)
-        return estimator.fit(np.asarray(X, dtype=np.float32), np.asarray(y, dtype=np.int64))
+        y = np.asarray(y)
+        # Numbers as a column, as the module returns them.
+        y = y.astype(np.float32)[:, None] if y.dtype.kind == "f" else y.astype(np.int64)
+        return estimator.fit(np.asarray(X, dtype=np.float32), y)
     return seeded(estimator, seed).fit(X, y)
 
 
@@ -313,8 +274,3 @@ def columns(fitted: Any, classes: npt.NDArray[Any], present: IntArray) -> IntArr
         return present
     place = {label: k for k, label in enumerate(classes.tolist())}
     return np.array([place[label] for label in np.asarray(own).tolist()])
-
-
-def log_of(proba: npt.NDArray[Any]) -> FloatArray:
-    """Logarithm of probabilities (m, C), finite where they round to zero."""
-    return np.log(np.maximum(proba.astype(np.float64), np.finfo(np.float64).tiny))

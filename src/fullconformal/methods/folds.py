@@ -1,4 +1,4 @@
-"""Full conformal prediction of any classifier from K trainings: every point is scored by the model that has not seen its fold.
+"""Full conformal prediction of any model from K trainings: every point is scored by the model that has not seen its fold.
 
     α_j = s(z_j; θ_{−k(j)})        θ_{−k} trained on the bag Z ∪ ẑ without fold k        p = #{j : α_j ≥ α_{n+1}}/(n + 1)
 
@@ -37,15 +37,14 @@ from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore, LogLoss
 from fullconformal.curvature.select import choose, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.guarantees import APPROXIMATE
 from fullconformal.influence.scores import candidate_gradients
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query
-from fullconformal.methods.fitting import LogProba, Model, Piped, trained_here
-from fullconformal.methods.parts import FoldRefits, averaged, fit_parts
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
+from fullconformal.methods.fitting import trained_here
+from fullconformal.methods.outputs import Model, Piped
+from fullconformal.methods.parts import FoldModels, FoldRefits, averaged, draw_folds, fit_parts, point_scores
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem, flat
-from fullconformal.runtime.hashing import hashes, uniforms
 from fullconformal.storage import expect, require, savable
 
 UPDATES = ("none", "influence")
@@ -60,7 +59,7 @@ class Step:
     solved: Tensor
 
     @classmethod
-    def of(cls, model: Model, X: Any, y: IntArray, config: Config) -> Step | None:
+    def of(cls, model: Model, X: Any, y: Any, config: Config) -> Step | None:
         """For a fold's points X, y under the model without them; None where there is nothing to add to."""
         problem = (model.model if isinstance(model, Piped) else model).model
         if not isinstance(problem, Problem):
@@ -104,39 +103,22 @@ class FittedFolds(Fitted):
     ):  # fmt: skip
         """Models in the order of repeats and folds, folds `fold` (R, n) and scores alpha (n,) of the points, steps for ``influence``."""
         super().__init__(labels, n_classes)
-        self.models, self.fold, self.alpha, self.folds, self.seed, self.score = models, fold, alpha, folds, seed, score
+        self.trained = FoldModels(models, fold, folds, seed)
+        self.models, self.fold, self.alpha, self.score = models, fold, alpha, score
         self.steps, self.grouped, self.honest = steps, grouped, honest
         added = "are trained without it" if steps is None else "are moved by one step of influence"
-        groups = "; groups have one fold each, and are taken to be alike" if grouped else ""
-        self.guarantee = APPROXIMATE.because(
-            f"exact up to the candidate's own effect on {folds - 1} of {folds} models, which {added}{groups}"
-        )
+        self.guarantee = self.trained.promise(added, grouped)
 
     def candidate_folds(self, X: Any) -> IntArray:
-        """Folds (R, m) of the candidates of objects X: functions of the object and the seed."""
-        repeats = range(len(self.fold))
-        return np.stack([drawn(hashes(X, key_of(self.seed, r) + 1), self.folds) for r in repeats])
-
-    def candidate_log_proba(self, X: Any) -> FloatArray:
-        """Log-probabilities (m, C) of objects X by the models that would not have seen their candidates."""
-        out = np.empty((len(self.fold), _num_samples(X), self.n_classes))
-        for r, own in enumerate(self.candidate_folds(X)):
-            for k in np.unique(own):
-                at, model = np.flatnonzero(own == k), self.models[r * self.folds + k]
-                try:
-                    out[r, at] = model(take(X, at))
-                except ValueError:
-                    # Which names an object by its place among all.
-                    model(X)
-                    raise
-        return finite_rows(averaged(out))
+        """Folds (R, m) of the candidates of objects X."""
+        return self.trained.candidate_folds(X)
 
     def log_proba(self, X: Any) -> FloatArray:
         """Of the mean probabilities of all models."""
-        return finite_rows(averaged(np.stack([model(X) for model in self.models])))
+        return finite_rows(averaged(self.trained.outputs(X)))
 
     def precision(self, X: Any) -> float:
-        return max(float(model.precision(X)) for model in self.models)
+        return self.trained.precision(X)
 
     def _candidates(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Scores τ (m, C) of the candidates, and their rounding."""
@@ -144,7 +126,7 @@ class FittedFolds(Fitted):
             raise ValueError(
                 "scheme must be 'deleted' with method='folds': no model has seen the point that it scores."
             )
-        log_proba = self.candidate_log_proba(X)
+        log_proba = finite_rows(averaged(self.trained.candidate_outputs(X)))
         tau = self.score.scores(log_proba)
         return tau, self.score.rounding(tau, log_proba, self.precision(X))
 
@@ -197,8 +179,7 @@ class FittedFolds(Fitted):
 
     @property
     def device(self) -> torch.device:
-        problems = [(model.model if isinstance(model, Piped) else model).model for model in self.models]
-        return next((p.X.device for p in problems if isinstance(p, Problem)), torch.device("cpu"))
+        return self.trained.device
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -209,7 +190,7 @@ class FittedFolds(Fitted):
     def state(self) -> dict[str, Any]:
         return {
             "models": self.models, "fold": self.fold, "alpha": self.alpha, "labels": self.labels,
-            "n_classes": self.n_classes, "folds": self.folds, "seed": self.seed, "score": self.score,
+            "n_classes": self.n_classes, "folds": self.trained.folds, "seed": self.trained.seed, "score": self.score,
             "steps": self.steps, "grouped": self.grouped,
         }  # fmt: skip
 
@@ -218,11 +199,8 @@ class FittedFolds(Fitted):
         n_classes, folds, seed = (expect(state[name], int) for name in ("n_classes", "folds", "seed"))
         fold, alpha, labels = (expect(state[name], np.ndarray) for name in ("fold", "alpha", "labels"))
         models, steps = expect(state["models"], list), expect(state["steps"], list, type(None))
-        require(fold.ndim == 2 and fold.dtype == np.int64 and alpha.dtype == np.float64, "folds")
-        require(fold.shape[1:] == alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
-        require(folds >= 2 and len(models) == len(fold) * folds > 0 and 0 <= seed < 2**32, "folds")
-        require(bool(((fold >= 0) & (fold < folds)).all()), "folds")
-        require(all(expect(model, LogProba, Piped).n_classes == n_classes for model in models), "classes")
+        require(alpha.dtype == np.float64 and alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
+        FoldModels(models, fold, folds, seed).verify(len(labels), n_classes)
         require(steps is None or (len(steps) == folds and len(fold) == 1), "steps")
         for k, step in enumerate(steps or []):
             size = int((fold[0] == k).sum())
@@ -232,14 +210,34 @@ class FittedFolds(Fitted):
         return cls(models, fold, alpha, labels, n_classes, folds, seed, score, steps, expect(state["grouped"], bool))
 
 
-def drawn(number: Any, folds: int) -> IntArray:
-    """A fold for each number below 2⁶⁴."""
-    return np.asarray(number % np.uint64(folds)).astype(np.int64)
+def check_trainings(folds: int, n: int, config: Config) -> None:
+    """Raise, before any training, where a model cannot be trained without each fold of n points."""
+    if config.prefit or config.head is not None:
+        raise ValueError(
+            "method='folds' trains the whole model anew without each fold: leave prefit and head out, or take method='influence' "
+            "(of a trained network) or 'symmetric' (of a head)."
+        )
+    if folds > n:
+        raise ValueError(f"folds={folds} exceeds the {n} points given; take at most as many.")
 
 
-def key_of(seed: int, repeat: int) -> int:
-    """An even number for the draws of a repeat; the next odd one is for the candidates', which are independent."""
-    return 2 * (seed + 2**32 * (repeat + 1))
+def train_folds(
+    model: Any, bag: Bag | Values, config: Config, score: ConformityScore | None, folds: int, repeats: int, update: str = "none"
+) -> tuple[FoldRefits, FloatArray, list[Model], list[Step | None]]:  # fmt: skip
+    """Honest training, outputs (R, n, C) of the points by models that have not seen them, these models, and their steps."""
+    fold = draw_folds(bag, folds, repeats, config.seed)
+    honest = FoldRefits(model, bag, fold, folds, config, score)
+    parts = [part for own in fold for part in honest.parts(own, bag)]
+    models, steps = list[Model](), list[Step | None]()
+    out = np.empty((repeats, len(bag.y), bag.n_classes))
+    found = fit_parts(model, bag, parts, config, config.progress)
+    for (r, k), (fitted, outputs) in zip(product(range(repeats), range(folds)), found, strict=True):
+        rest = parts[r * folds + k][1]
+        out[r, rest] = outputs
+        if update == "influence":
+            steps.append(Step.of(fitted, take(bag.X, rest), bag.y[rest], config) if len(rest) else None)
+        models.append(fitted.slim())
+    return honest, out, models, steps
 
 
 @dataclass(frozen=True)
@@ -268,40 +266,19 @@ class Folds(Method):
 
     def fit(self, bag: Bag, config: Config) -> FittedFolds:
         self._check(bag, config)
-        n, fold = len(bag.y), self._draw(bag, config.seed)
-        honest = FoldRefits(self.model, bag, fold, self.folds, config, self.score)
-        parts = [part for own in fold for part in honest.parts(own, bag)]
-        models, steps = list[Model](), list[Step | None]()
-        out = np.empty((self.repeats, n, bag.n_classes))
-        found = fit_parts(self.model, bag, parts, config, config.progress)
-        for (r, k), (model, log_proba) in zip(product(range(self.repeats), range(self.folds)), found, strict=True):
-            rest = parts[r * self.folds + k][1]
-            out[r, rest] = log_proba
-            if self.update == "influence":
-                steps.append(Step.of(model, take(bag.X, rest), bag.y[rest], config) if len(rest) else None)
-            models.append(model.slim())
-        alpha = self.score.scores(averaged(out))[np.arange(n), bag.y]
+        honest, outputs, models, steps = train_folds(
+            self.model, bag, config, self.score, self.folds, self.repeats, self.update
+        )
+        alpha = point_scores(self.score, outputs, bag.y)
         return FittedFolds(
-            models, fold, alpha, bag.y, bag.n_classes, self.folds, config.seed, self.score,
+            models, honest.fold, alpha, bag.y, bag.n_classes, self.folds, config.seed, self.score,
             steps if self.update == "influence" else None, bag.groups is not None, honest,
         )  # fmt: skip
-
-    def _draw(self, bag: Bag, seed: int) -> IntArray:
-        """Folds (R, n) of the training points, or of their groups: independent of one another, other numbers than the candidates'."""
-        who, back = (bag.X, np.arange(len(bag.y))) if bag.groups is None else np.unique(bag.groups, return_inverse=True)
-        rows = [np.floor(self.folds * uniforms(who, key_of(seed, r))) for r in range(self.repeats)]
-        return np.stack(rows).astype(np.int64)[:, back]
 
     def _check(self, bag: Bag, config: Config) -> None:
         """Raise, before any training, where the method cannot be had."""
         n, final = len(bag.y), split_pipeline(self.model)[1]
-        if config.prefit or config.head is not None:
-            raise ValueError(
-                "method='folds' trains the whole model anew without each fold: leave prefit and head out, or take method='influence' "
-                "(of a trained network) or 'symmetric' (of a head)."
-            )
-        if self.folds > n:
-            raise ValueError(f"folds={self.folds} exceeds the {n} points given; take at most as many.")
+        check_trainings(self.folds, n, config)
         if self.update == "none":
             return
         if not trained_here(final):

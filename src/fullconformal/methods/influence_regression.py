@@ -7,7 +7,6 @@ Correia, Nalisnick and Louizos, "Approximating full conformal prediction for neu
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,16 +20,14 @@ from fullconformal.curvature.select import hold_fixed, trainable
 from fullconformal.guarantees import APPROXIMATE
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.linear.ridge import ALONE, Lines, lines_of
-from fullconformal.losses import SQUARED
-from fullconformal.methods.base import Config, FloatArray
-from fullconformal.methods.fitting import L2_NETWORK, fit_foreign, to_device
+from fullconformal.methods.base import Config, FloatArray, Values
+from fullconformal.methods.fitting import fit_foreign, fit_network, to_device
 from fullconformal.methods.influence import choice_of
 from fullconformal.methods.regression import (
     Comparison,
     Figures,
     FittedRegression,
     RegressionMethod,
-    Values,
     blocks,
     distribution_of,
     saved_bag,
@@ -38,7 +35,6 @@ from fullconformal.methods.regression import (
 )
 from fullconformal.models.adapters import adapt
 from fullconformal.models.requirements import to_tensor
-from fullconformal.models.training import train
 from fullconformal.problem import Problem, flat
 from fullconformal.storage import expect, require, savable
 
@@ -159,50 +155,18 @@ class TangentRegression(RegressionMethod):
     name = "influence"
 
     def fit(self, bag: Values, config: Config) -> FittedTangent:
-        n, model = len(bag.y), self.model
-        centre, scale = 0.0, 1.0
-        if isinstance(model, nn.Module):
-            module, l2 = copy.deepcopy(model), L2_NETWORK if config.l2 is None else config.l2
-            penalty = {name: n * l2 for name, q in module.named_parameters() if q.requires_grad}
-            if not config.prefit:
-                centre, scale = float(bag.y.mean()), float(bag.y.std()) or 1.0
+        if isinstance(self.model, nn.Module):
+            problem, centre, scale = fit_network(self.model, bag, config)
         else:
-            module, penalty = adapt(model if config.prefit else fit_foreign(model, bag.X, bag.y, config.seed), n)
-        module = to_device(module, config)
-        X = to_tensor(bag.X, config.device, next(module.parameters()).dtype, training=True)
-        check_output(module, X)
-        y = torch.as_tensor((bag.y - centre) / scale, device=config.device).to(X.dtype)[:, None]
-        if isinstance(model, nn.Module) and not config.prefit:
-            train(
-                module,
-                X,
-                y,
-                penalty,
-                max_epochs=config.max_epochs,
-                seed=config.seed,
-                progress=config.progress,
-                loss=SQUARED,
-            )
-        problem = Problem(module, X, y, penalty, loss=SQUARED)
+            centre, scale = 0.0, 1.0
+            fitted = self.model if config.prefit else fit_foreign(self.model, bag.X, bag.y, config.seed)
+            module, penalty = adapt(fitted, len(bag.y))
+            module = to_device(module, config)
+            X = to_tensor(bag.X, config.device, next(module.parameters()).dtype, training=True)
+            problem = Problem(module, X, torch.as_tensor(bag.y).to(X)[:, None], penalty, loss=config.loss)
         choice = choice_of(problem, config)
         problem = hold_fixed(problem, trainable(problem, choice.name))
         factor = choice.curvature.factor(problem, config.memory // 4)
         if not factor.positive_definite:
             raise ValueError(f"curvature={choice.name!r} is not positive definite here; take 'ggn', or give a damping.")
         return FittedTangent(bag, problem, factor, centre, scale, choice.name, config.memory)
-
-
-def check_output(module: nn.Module, X: Tensor) -> None:
-    """Raise unless a module maps X (n, ...) to one number (n, 1), finite."""
-    try:
-        with torch.no_grad():
-            out = module(X[:2])
-    except RuntimeError as error:
-        raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
-    if not isinstance(out, Tensor) or tuple(out.shape) != (len(X[:2]), 1):
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(
-            f"estimator must return one number an object, of shape (batch, 1), but returned {shape}; change its last layer."
-        )
-    if not torch.isfinite(out).all():
-        raise ValueError("estimator returns numbers that are not finite on the training data; check its weights and X.")

@@ -14,13 +14,12 @@ from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Steps
 from fullconformal.linear.lasso import Lasso, Segment
 from fullconformal.linear.ridge import ALONE
-from fullconformal.methods.base import Config, FloatArray
+from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import (
     Comparison,
     Figures,
     FittedRegression,
     RegressionMethod,
-    Values,
     just_below,
     saved_bag,
 )
@@ -130,11 +129,6 @@ class LassoRegression(RegressionMethod):
         X, y, model = np.asarray(bag.X, dtype=np.float64), bag.y, self.model
         n = len(y)
         ratio = float(model.l1_ratio)
-        if model.positive or not model.alpha > 0 or not ratio > 0:
-            raise ValueError(
-                f"estimator={type(model).__name__}(alpha={model.alpha!r}, l1_ratio={ratio!r}, positive={model.positive!r}) is not "
-                "supported; use alpha > 0, l1_ratio > 0 and positive=False (without an L1 penalty: Ridge or LinearRegression)."
-            )
         # The penalty of a bag of n + 1 points, on the n there are.
         alpha = float(model.alpha) * (n + 1) / n
         near = clone(model).set_params(alpha=alpha, tol=1e-10, max_iter=max(model.max_iter, 10_000), warm_start=False)

@@ -41,7 +41,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from fullconformal import pvalues
 from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
-from fullconformal.methods.fitting import log_of
+from fullconformal.methods.outputs import log_of
 from fullconformal.models.distances import Near, blocks, log_kernel, log_sum, nearest, smallest, without_self
 from fullconformal.models.requirements import check_distances
 from fullconformal.runtime.tasks import Progress

@@ -17,12 +17,14 @@ from sklearn.base import clone
 
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
-from fullconformal.methods.base import Config, FloatArray
-from fullconformal.methods.regression import Comparison, FittedRegression, RegressionMethod, Values, blocks, saved_bag
+from fullconformal.methods.base import Config, FloatArray, Values
+from fullconformal.methods.regression import Comparison, FittedRegression, RegressionMethod, blocks, saved_bag
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
 EPS = float(np.finfo(np.float64).eps)
+# Orders of Minkowski's distance, by the names of metrics; 0 where the model has it.
+ORDERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": 0.0}
 
 
 @savable
@@ -78,6 +80,7 @@ class FittedNeighborsRegression(FittedRegression):
 
     method = "exact"
     guarantee = EXACT
+    takes_scheme = False
 
     def __init__(self, bag: Values, order: float, lists: Nearest, model: Any):
         super().__init__(bag)
@@ -140,13 +143,7 @@ class NeighborsRegression(RegressionMethod):
         X, y, model = np.asarray(bag.X, dtype=np.float64), bag.y, self.model
         # Which checks its own parameters.
         fitted = clone(model).fit(X, y)
-        orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
-        if model.weights != "uniform" or model.metric not in orders or orders[model.metric] < 1:
-            raise ValueError(
-                f"estimator=KNeighborsRegressor(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not supported; "
-                f"use weights='uniform', a metric among {sorted(orders)}, and p ≥ 1."
-            )
-        k, order = int(model.n_neighbors), orders[model.metric]
+        k, order = int(model.n_neighbors), ORDERS[model.metric] or float(model.p)
         if k > len(y):
             raise ValueError(f"n_neighbors={k} is more than n_samples={len(y)}; give fewer neighbours.")
         check_distances(X, order, training=True)

@@ -3,7 +3,7 @@
 Take the bag of n + 1 points, candidate included, and grow B trees, each on a bootstrap of the bag. Score every point by the mean of the
 trees that did not draw it:
 
-    α_j = 1 − mean {p_b(y_j | x_j) : tree b did not draw z_j}
+    α_j = 1 − mean {p_b(y_j | x_j) : tree b did not draw z_j},   of numbers   |y_j − mean {f_b(x_j) : tree b did not draw z_j}|
 
 The draws are random and a tree does not care about the order of its points, so these scores are exchangeable and P(p ≤ ε) ≤ ε exactly.
 What is done here differs in one thing: the trees are grown on the n training points only. The candidate is scored by a random share of
@@ -14,9 +14,9 @@ them, each kept with the probability with which its bootstrap of the n + 1 point
 and the trees that would have drawn it are left as they are: that is the approximation. All the trees together would be a better
 ensemble than the one that scores a training point, and the candidate would conform too well.
 
-A point that every tree drew, or a candidate that no tree is kept for, is scored as if each of the C labels had probability 1/C: the
-same rule for all points, so it costs no validity. With a hundred trees it does not happen (0.632^100 ≈ 1e-20); with ten, to one point in a
-hundred.
+A point that every tree drew, or a candidate that no tree is kept for, is scored as if each of the C labels had probability 1/C, a number as
+if the mean of all values were predicted: the same rule for all points, so it costs no validity. With a hundred trees it does not happen
+(0.632^100 ≈ 1e-20); with ten, to one point in a hundred.
 """
 
 from __future__ import annotations
@@ -29,15 +29,29 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
+from sklearn.ensemble import (
+    BaggingClassifier,
+    BaggingRegressor,
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 
 from fullconformal import pvalues
 from fullconformal.guarantees import APPROXIMATE
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, starts_with
-from fullconformal.methods.fitting import fit_foreign, log_of
+from fullconformal.methods.fitting import fit_foreign
+from fullconformal.methods.outputs import log_of
 from fullconformal.storage import expect, require, savable
 
-ENSEMBLES = (RandomForestClassifier, ExtraTreesClassifier, BaggingClassifier)
+CLASSIFIERS = (RandomForestClassifier, ExtraTreesClassifier, BaggingClassifier)
+REGRESSORS = (RandomForestRegressor, ExtraTreesRegressor, BaggingRegressor)
+ENSEMBLES = (*CLASSIFIERS, *REGRESSORS)
+PROMISE = APPROXIMATE.because(
+    "the trees that would have drawn the candidate were grown without it; with it, out-of-bag scores are exactly valid. "
+    "The difference is measured, not proved"
+)
 # First training objects that are kept, on which a loaded predictor tries its transformers: as many as the estimator keeps of its own.
 KEPT = 20
 
@@ -47,8 +61,12 @@ def is_forest(model: Any) -> bool:
     return isinstance(model, ENSEMBLES) and bool(model.bootstrap)
 
 
-def check_forest(model: Any) -> None:
+def check_forest(model: Any, prefit: bool = False) -> None:
     """Raise where there are no out-of-bag points."""
+    if prefit:
+        raise ValueError(
+            "method='oob' needs to know which points each tree drew, so prefit=True cannot be had with it; it is one fit."
+        )
     if isinstance(model, ENSEMBLES) and not model.bootstrap:
         raise ValueError(
             f"method='oob' scores a point by the trees that did not draw it, and estimator={type(model).__name__}(bootstrap=False) "
@@ -57,8 +75,8 @@ def check_forest(model: Any) -> None:
     if not is_forest(model):
         kind = "None" if model is None else type(model).__name__
         raise ValueError(
-            f"method='oob' needs an ensemble fitted to bootstraps, and estimator={kind} is none; give a RandomForestClassifier, an "
-            "ExtraTreesClassifier(bootstrap=True) or a BaggingClassifier, or take method='auto'."
+            f"method='oob' needs an ensemble fitted to bootstraps, and estimator={kind} is none; give a random forest, extra "
+            "trees with bootstrap=True or a bagging ensemble, or take method='auto'."
         )
 
 
@@ -92,13 +110,19 @@ def kept_members(X: FloatArray, n_members: int, share: float, seed: int) -> npt.
     return np.asarray(u < share * 2.0**32)
 
 
-def member_proba(model: Any, X: npt.NDArray[Any], n_classes: int) -> Iterator[FloatArray]:
-    """Probabilities (m, C) of each member in turn; votes where it has none, and zero for a class that its bootstrap lacked."""
+def member_outputs(model: Any, X: npt.NDArray[Any], n_classes: int) -> Iterator[FloatArray]:
+    """Probabilities (m, C) of each member in turn; votes where it has none, and zero for a class that its bootstrap lacked.
+
+    Of regressors the values (m, 1).
+    """
     columns = getattr(model, "estimators_features_", None)
     # Forests compute in float32; converted once.
     X = X if columns is not None else np.asarray(X, dtype=np.float32)
     for b, member in enumerate(model.estimators_):
         seen = X if columns is None else X[:, columns[b]]
+        if isinstance(model, REGRESSORS):
+            yield np.asarray(member.predict(seen), dtype=np.float64).reshape(len(X), 1)
+            continue
         # The labels that members know are indices of the ensemble's classes.
         known = np.asarray(member.classes_).astype(np.int64)
         if hasattr(member, "predict_proba"):
@@ -113,13 +137,15 @@ def member_proba(model: Any, X: npt.NDArray[Any], n_classes: int) -> Iterator[Fl
         yield out
 
 
-def mean_proba(model: Any, X: npt.NDArray[Any], members: npt.NDArray[np.bool_], n_classes: int) -> FloatArray:
-    """Mean probabilities (m, C) of the members (m, B) that are to score each object; 1/C where none is."""
+def mean_outputs(
+    model: Any, X: npt.NDArray[Any], members: npt.NDArray[np.bool_], n_classes: int, other: float | None = None
+) -> FloatArray:
+    """Mean outputs (m, C) of the members (m, B) that are to score each object; `other`, by default 1/C, where none is."""
     total = np.zeros((len(X), n_classes))
-    for b, proba in enumerate(member_proba(model, X, n_classes)):
-        total += members[:, b, None] * proba
+    for b, outputs in enumerate(member_outputs(model, X, n_classes)):
+        total += members[:, b, None] * outputs
     n_members = members.sum(axis=1)[:, None]
-    return np.where(n_members > 0, total / np.maximum(n_members, 1), 1 / n_classes)
+    return np.where(n_members > 0, total / np.maximum(n_members, 1), 1 / n_classes if other is None else other)
 
 
 @savable
@@ -127,10 +153,7 @@ class FittedOutOfBag(Fitted):
     """A forest, the out-of-bag scores (n,) of its training points, and the share of the trees that scores a candidate."""
 
     method = "oob"
-    guarantee = APPROXIMATE.because(
-        "the trees that would have drawn the candidate were grown without it; with it, out-of-bag scores are exactly valid. "
-        "The difference is measured, not proved"
-    )
+    guarantee = PROMISE
 
     def __init__(
         self, model: Any, alpha: FloatArray, labels: IntArray, n_classes: int, share: float, seed: int, first: FloatArray
@@ -143,12 +166,12 @@ class FittedOutOfBag(Fitted):
 
     def log_proba(self, X: Any) -> FloatArray:
         everyone = np.ones((len(X), len(self.model.estimators_)), dtype=bool)
-        return log_of(mean_proba(self.model, X, everyone, self.n_classes))
+        return log_of(mean_outputs(self.model, X, everyone, self.n_classes))
 
     def candidate_scores(self, X: Any) -> FloatArray:
         """Scores τ (m, C) of the candidates of objects X."""
         members = kept_members(np.asarray(X, dtype=np.float64), len(self.model.estimators_), self.share, self.seed)
-        return 1 - mean_proba(self.model, X, members, self.n_classes)
+        return 1 - mean_outputs(self.model, X, members, self.n_classes)
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         tau = self.candidate_scores(X)
@@ -183,7 +206,7 @@ class FittedOutOfBag(Fitted):
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same, with as many scores as labels."""
         fitted = cls(**state)
-        require(isinstance(fitted.model, ENSEMBLES) and isinstance(fitted.model.estimators_, list), "forest")
+        require(isinstance(fitted.model, CLASSIFIERS) and isinstance(fitted.model.estimators_, list), "forest")
         alpha, labels = expect(fitted.alpha, np.ndarray), expect(fitted.labels, np.ndarray)
         require(alpha.ndim == 1 and alpha.shape == labels.shape and bool(np.isfinite(alpha).all()), "scores")
         require(0 < expect(fitted.share, float) <= 1 and 0 <= expect(fitted.seed, int) < 2**63, "share of the trees")
@@ -200,7 +223,7 @@ class OutOfBag(Method):
         check_forest(self.model)
         X, n = np.asarray(bag.X), len(bag.y)
         model = fit_foreign(self.model, X, bag.classes[bag.y], config.seed)
-        proba = mean_proba(model, X, out_of_bag(model, n), bag.n_classes)
+        proba = mean_outputs(model, X, out_of_bag(model, n), bag.n_classes)
         share = share_missed(model, n + 1)
         alpha = 1 - proba[np.arange(n), bag.y]
         first = np.array(X[:KEPT], dtype=np.float64)

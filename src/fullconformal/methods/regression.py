@@ -12,18 +12,9 @@ import numpy.typing as npt
 
 from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
-from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray, starts_with
+from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray, Values, starts_with
 from fullconformal.runtime.tasks import Progress
-from fullconformal.storage import expect, require, savable
-
-
-@savable
-@dataclass(frozen=True)
-class Values:
-    """The training points: objects X (n, ...) as the model sees them, and their values y (n,)."""
-
-    X: npt.NDArray[Any]
-    y: FloatArray
+from fullconformal.storage import expect, require
 
 
 @dataclass(frozen=True)
@@ -93,11 +84,21 @@ class Figures:
 class FittedRegression(FittedModel):
     """A fitted model that knows, for every object, which training points are at least as strange as it at which values."""
 
+    #: whether residuals are scaled by leverages, as the scheme says; else a point is always scored without it
+    takes_scheme: ClassVar[bool] = True
+
+    #: whether the training points are kept
+    keeps_points: ClassVar[bool] = True
+
     def __init__(self, bag: Values):
         self.bag, self.n = bag, len(bag.y)
 
     def holds(self, X: Any) -> bool:
         return starts_with(self.bag.X, X)
+
+    def residuals(self) -> FloatArray:
+        """y − f (n,) of the training points."""
+        return self.bag.y - self.predict(self.bag.X)
 
     @abstractmethod
     def predict(self, X: Any) -> FloatArray:
@@ -114,6 +115,10 @@ class FittedRegression(FittedModel):
             "GaussianProcessRegressor or KNeighborsRegressor."
         )
 
+    def refits(self) -> Any:
+        """What scores points by honest refits, for methods with refits of their own kind; None for others."""
+        return None
+
     @property
     def figures(self) -> Figures:
         """What is known of the fit."""
@@ -128,6 +133,8 @@ class RegressionMethod(ABC):
 
     #: what users call it
     name: ClassVar[str]
+    #: whether it trains a Pipeline as a whole, transformers and all, from the objects as they were given
+    takes_pipeline: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, bag: Values, config: Config) -> FittedRegression:
@@ -137,7 +144,8 @@ class RegressionMethod(ABC):
 def saved_bag(state: dict[str, Any]) -> Values:
     """The training points of a saved predictor, or a StorageError."""
     bag: Values = expect(state["bag"], Values)
-    require(bag.X.ndim >= 2 and bag.y.shape == bag.X.shape[:1] and bool(np.isfinite(bag.y).all()), "points")
+    require(isinstance(bag.X, np.ndarray) and bag.X.ndim >= 2 and bag.y.shape == bag.X.shape[:1], "points")
+    require(bool(np.isfinite(bag.y).all()), "values")
     return bag
 
 

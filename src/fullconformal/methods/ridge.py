@@ -17,14 +17,13 @@ from sklearn.metrics.pairwise import pairwise_kernels
 from fullconformal.guarantees import APPROXIMATE, EXACT
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.linear.ridge import KernelRidge, Lines, Ranking, Ridge
-from fullconformal.methods.base import Config, FloatArray
+from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import (
     Comparison,
     Figures,
     FittedRegression,
     RegressionMethod,
-    Values,
     blocks,
     distribution_of,
     just_below,

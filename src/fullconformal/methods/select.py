@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sklearn.neighbors import KNeighborsClassifier
+import numpy as np
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, Ridge, RidgeCV
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neural_network import MLPRegressor
 from torch import nn
 
 from fullconformal.last_layer.network import Stream, is_mapped
@@ -13,14 +18,22 @@ from fullconformal.methods.base import Config, Method
 from fullconformal.methods.convex import Exact, Symmetric
 from fullconformal.methods.folds import Folds
 from fullconformal.methods.influence import Influence
+from fullconformal.methods.influence_regression import TangentRegression
+from fullconformal.methods.lasso import LassoRegression
 from fullconformal.methods.last_layer import LastLayer
 from fullconformal.methods.neighbors import Neighbors
+from fullconformal.methods.neighbors_regression import ORDERS, NeighborsRegression
 from fullconformal.methods.oob import OutOfBag, check_forest, is_forest
 from fullconformal.methods.refit import Refit
+from fullconformal.methods.regression import RegressionMethod
+from fullconformal.methods.ridge import RidgeRegression
+from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.density import KernelDensityClassifier
 
 METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
+LINEAR, KERNELS = (Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet), (KernelRidge, GaussianProcessRegressor)
+REGRESSION_METHODS = ("auto", "exact", "influence", "oob", "folds")
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,14 @@ class Selection:
     """A method, and the reason in words."""
 
     method: Method
+    reason: str
+
+
+@dataclass(frozen=True)
+class RegressionSelection:
+    """The same of a regressor."""
+
+    method: RegressionMethod
     reason: str
 
 
@@ -66,11 +87,7 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     if is_neighbors(model) and asked in ("auto", "exact"):
         return Selection(Neighbors(model), f"{kind} has exact scores without refits")
     if asked == "oob" or (asked == "auto" and is_forest(model)):
-        check_forest(model)
-        if config.prefit:
-            raise ValueError(
-                "method='oob' needs to know which points each tree drew, so prefit=True cannot be had with it; it is one fit."
-            )
+        check_forest(model, config.prefit)
         return Selection(OutOfBag(model), f"the trees of {kind} score the points that they have not drawn")
     if asked == "exact" and convex:
         return Selection(Exact(model), f"the fit of {kind} is convex, so its refits are batched Newton steps")
@@ -98,3 +115,88 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     given = asked == "auto" and influence_asked(config)
     reason = "an option of influence was given" if given else f"{kind} has a loss and gradients"
     return Selection(Influence(model), reason)
+
+
+# Regressors -----------------------------------------------------------------------------------------------------------
+
+
+def select_regression(model: Any, asked: str | RegressionMethod, config: Config) -> RegressionSelection:
+    """The method of a regressor, given what was asked for; an error where that does not go with the model."""
+    if isinstance(asked, RegressionMethod):
+        return RegressionSelection(replace(asked, model=model), "it was given as an object")
+    kind = "the built-in regression" if model is None else type(model).__name__
+    if "precomputed" in (getattr(model, "kernel", None), getattr(model, "metric", None)):
+        raise ValueError(
+            f"estimator={kind} with a 'precomputed' kernel or metric is not supported: X holds objects; give it by name or as a function."
+        )
+    if asked == "oob" or (asked == "auto" and is_forest(model)):
+        check_forest(model, config.prefit)
+        return RegressionSelection(
+            OutOfBagRegression(model), f"the trees of {kind} score the points that they have not drawn"
+        )
+    if asked == "influence" or (asked == "auto" and is_network(model) and _tangent_wanted(config)):
+        if not is_network(model):
+            raise ValueError(f"method='influence' is for torch modules and MLPRegressor; of {kind} take method='auto'.")
+        return RegressionSelection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
+    reason = why_not_exact(model)
+    if asked == "exact" and reason:
+        raise ValueError(f"method='exact' cannot be had: {reason}. Take method='folds'.")
+    if asked == "folds" or reason:
+        found = f"{kind} is trained without each of {config.folds} folds, so that no point is scored by a model that has seen it"
+        found = f"{found} ({reason})" if asked == "auto" and is_usually_exact(model) else found
+        return RegressionSelection(FoldsRegression(model, config.folds, config.repeats), found)
+    if type(model) is KNeighborsRegressor:
+        return RegressionSelection(NeighborsRegression(model), f"{kind} has exact scores without refits")
+    # Lasso is an ElasticNet.
+    if isinstance(model, ElasticNet):
+        return RegressionSelection(
+            LassoRegression(model), f"the fit of {kind} is piecewise linear in the candidate's value"
+        )
+    return RegressionSelection(RidgeRegression(model), f"the residuals of {kind} are linear in the candidate's value")
+
+
+def is_network(model: Any) -> bool:
+    """Whether a regressor has a tangent."""
+    return isinstance(model, (nn.Module, MLPRegressor))
+
+
+def _tangent_wanted(config: Config) -> bool:
+    """Whether influence is taken for a network unasked: where it came trained, or an option was given that folds do not have."""
+    return config.prefit or influence_asked(config) or config.q == 0
+
+
+def is_usually_exact(model: Any) -> bool:
+    """Whether a regressor is of a kind that has an exact method without refits, for some of its options."""
+    return type(model) in (*LINEAR, *KERNELS, KNeighborsRegressor)
+
+
+def why_not_exact(model: Any) -> str:
+    """Why a regressor has no exact method without refits, in words; empty where it has one."""
+    if model is None:
+        return ""
+    name = type(model).__name__
+    if not is_usually_exact(model):
+        return f"the residuals of {name} are not lines in the candidate's value"
+    if getattr(model, "positive", False):
+        return f"{name}(positive=True) has residuals that are not linear in y; positive=False has"
+    if isinstance(model, (Ridge, KernelRidge)) and not (np.ndim(model.alpha) == 0 and model.alpha >= 0):
+        return f"{name}(alpha={model.alpha!r}) is not one number ≥ 0"
+    if isinstance(model, RidgeCV) and not (np.ravel(model.alphas) > 0).all():
+        return f"RidgeCV(alphas={model.alphas!r}) are not numbers > 0"
+    if isinstance(model, ElasticNet) and not (model.alpha > 0 and model.l1_ratio > 0):
+        return f"{name}(alpha={model.alpha!r}, l1_ratio={model.l1_ratio!r}) has no L1 penalty; take Ridge or LinearRegression"
+    if isinstance(model, KNeighborsRegressor) and not (
+        model.weights == "uniform" and model.metric in ORDERS and model.p >= 1
+    ):
+        return (
+            f"KNeighborsRegressor(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not of weights='uniform', a metric "
+            f"among {sorted(ORDERS)}, and p ≥ 1"
+        )
+    if isinstance(model, GaussianProcessRegressor):
+        fixed = model.optimizer is None and not model.normalize_y and np.ndim(model.alpha) == 0
+        if not fixed:
+            return (
+                "GaussianProcessRegressor needs optimizer=None, normalize_y=False and one alpha: a kernel that is tuned on the training "
+                "points alone is not exactly valid; tune it on other data, and give its kernel_"
+            )
+    return ""

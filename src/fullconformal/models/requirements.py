@@ -181,32 +181,36 @@ def check_module(module: nn.Module, frozen_allowed: bool) -> None:
         )
 
 
-def check_outputs(module: nn.Module, X: Tensor, n_classes: int) -> None:
-    """Raise unless the module maps X to one finite logit a class, of every object by itself."""
+def check_outputs(module: nn.Module, X: Tensor, n_classes: int | None) -> None:
+    """Raise unless the module maps X to one finite logit a class, or to one number where None, of every object by itself."""
     try:
         with torch.no_grad():
             out, single = module(X[:2]), module(X[:1])
     except RuntimeError as error:
         raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != n_classes:
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != (1 if n_classes is None else n_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        if n_classes is None:
+            raise ValueError(
+                f"estimator must return one number an object, of shape (batch, 1), but returned {shape}; change its last layer."
+            )
         raise ValueError(
             f"estimator must return logits of shape (batch, {n_classes}), one a class found in y, but returned {shape}; "
             "change its last layer, or give training labels of all its classes."
         )
     if not torch.isfinite(out).all():
-        raise NotFinite("estimator returns logits that are not finite on the training data; check its weights and X.")
+        raise NotFinite("estimator returns numbers that are not finite on the training data; check its weights and X.")
     if single.shape != out[:1].shape:
         raise ValueError(
-            f"estimator must return logits of shape (1, {n_classes}) for a batch of one, but returned {tuple(single.shape)}; leave out "
+            f"estimator must return outputs of shape (1, {out.shape[1]}) for a batch of one, but returned {tuple(single.shape)}; leave out "
             "squeeze(), which drops that axis."
         )
     if not torch.allclose(single, out[:1], rtol=0.0, atol=0.01 * float(out.abs().max())):
         raise ValueError(
-            "estimator returns other logits for an object by itself than beside another one: it is random, or lets objects of a batch "
+            "estimator returns other numbers for an object by itself than beside another one: it is random, or lets objects of a batch "
             "depend on each other. Full conformal prediction needs a loss of each point alone; leave such layers out."
         )
-    if bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-5).all()):
+    if n_classes is not None and bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-5).all()):
         raise ValueError(
             "estimator returns probabilities: its outputs are positive and sum to 1; logits are needed, so leave out its last Softmax."
         )

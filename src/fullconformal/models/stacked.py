@@ -74,8 +74,8 @@ def train_together(
         Of one architecture for which `is_stackable` holds, on the device and of the dtype of X.
     X : Tensor (1, n, d) or (B, n, d)
         Inputs, the same for all networks or for each its own.
-    y : Tensor (n,)
-        Labels in 0 … C − 1.
+    y : Tensor (1, n) or (B, n, ...)
+        Labels in 0 … C − 1, or numbers; the same for all networks or for each its own.
     points : sequence of Tensor (n_b,)
         The points that each network is fitted to, in order.
     ridge : dict
@@ -89,7 +89,7 @@ def train_together(
     >>> from fullconformal.models import mlp
     >>> X = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
     >>> nets = [mlp(1, (4,), 2) for _ in range(2)]
-    >>> train_together(nets, X[None], torch.tensor([0, 0, 1, 1]), [torch.arange(4), torch.tensor([0, 3])], {"0.weight": 0.01})
+    >>> train_together(nets, X[None], torch.tensor([[0, 0, 1, 1]]), [torch.arange(4), torch.tensor([0, 3])], {"0.weight": 0.01})
     >>> [net(X).argmax(1).tolist() for net in nets]
     [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
@@ -97,7 +97,7 @@ def train_together(
     width, most = stack.theta.numel(), torch.get_num_threads()
     with threads(1 if batch_size * width < 2**24 else most):
         _adam(stack, points, max_epochs, batch_size, seed, progress)
-    with threads(1 if len(y) * width < 2**24 else most):
+    with threads(1 if X.shape[1] * width < 2**24 else most):
         stack.theta = lbfgs(stack.whole, stack.theta, 1e-5, max_iter)
     stack.assign(modules)
     if progress is not None:
@@ -120,7 +120,7 @@ class Stack:
         parts = [X.new_full((math.prod(shape),), ridge.get(name, 0.0)) for name, shape in self.shapes.items()]
         self.ridge = torch.cat(parts)
         # Share (B, n) of each point in the mean loss of each network.
-        self.share = X.new_zeros(len(modules), len(y))
+        self.share = X.new_zeros(len(modules), X.shape[1])
         for row, own in zip(self.share, points, strict=True):
             row[own] = 1 / len(own)
 
@@ -155,24 +155,25 @@ class Stack:
         return x
 
     def objective(self, theta: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (b,) and gradients (b, p) of the objectives on points x (b, k, d), y (b, k) with shares (b, k) of the mean."""
+        """Values (b,) and gradients (b, p) of the objectives on points x (b, k, d), y (b, k, ...) with shares (b, k) of the mean."""
         leaf = theta.detach().requires_grad_()
         f = self.logits(leaf, x)
-        values = (self.loss.value(f.flatten(0, 1), y.flatten()).view(share.shape) * share).sum(1)
+        values = (self.loss.value(f.flatten(0, 1), y.flatten(0, 1)).view(share.shape) * share).sum(1)
         (slopes,) = torch.autograd.grad(values.sum(), leaf)
         return values.detach() + (self.ridge * theta**2).sum(1) / 2, slopes + self.ridge * theta
 
     def whole(self, theta: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The objectives (b,) of networks `rows` (b,) on all their points, with gradients (b, p)."""
         X = self.X if len(self.X) == 1 else self.X[rows]
-        return self.objective(theta, X, self.y.expand(len(rows), -1), self.share[rows])
+        return self.objective(theta, X, self.y[rows % len(self.y)], self.share[rows])
 
 
 def _adam(
     stack: Stack, points: Sequence[Tensor], max_epochs: int, batch_size: int, seed: int, progress: Progress | None
 ) -> None:
     theta, device = stack.theta, stack.theta.device
-    B, source = len(theta), torch.arange(len(theta), device=device)[:, None] % len(stack.X)
+    B, network = len(theta), torch.arange(len(theta), device=device)[:, None]
+    source, target = network % len(stack.X), network % len(stack.y)
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     done = theta.new_zeros(B, 1, dtype=torch.float64)
     generators = [torch.Generator().manual_seed(seed) for _ in points]
@@ -187,7 +188,7 @@ def _adam(
             real = index >= 0
             at, moves = index.clamp_min(0), real[:, :1]
             share = real.to(theta.dtype) / real.sum(1, keepdim=True).clamp_min(1)
-            g = stack.objective(theta, stack.X[source, at], stack.y[at], share)[1]
+            g = stack.objective(theta, stack.X[source, at], stack.y[target, at], share)[1]
             done += moves
             g = torch.where(moves, g, 0.0)
             first += torch.where(moves, 0.1 * (g - first), 0.0)

@@ -77,6 +77,8 @@ LEARNED = {
     "sklearn.tree": {
         "DecisionTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
         "ExtraTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
+        "DecisionTreeRegressor": "tree_:tree n_outputs_:count max_features_:count",
+        "ExtraTreeRegressor": "tree_:tree n_outputs_:count max_features_:count",
     },
     "sklearn.ensemble": {
         "RandomForestClassifier": "estimator_:DecisionTreeClassifier estimators_:DecisionTreeClassifier* classes_:labels "
@@ -85,8 +87,15 @@ LEARNED = {
         "n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none",
         "BaggingClassifier": "estimator_:any estimators_:any* estimators_features_:(k)* classes_:labels n_classes_:count "
         "_n_samples:count _max_samples:count _max_features:count _seeds:(k)",
-        # As `trees` takes it apart.
+        "RandomForestRegressor": "estimator_:DecisionTreeRegressor estimators_:DecisionTreeRegressor* n_outputs_:count "
+        "_n_samples:count _n_samples_bootstrap:count|none",
+        "ExtraTreesRegressor": "estimator_:ExtraTreeRegressor estimators_:ExtraTreeRegressor* n_outputs_:count "
+        "_n_samples:count _n_samples_bootstrap:count|none",
+        "BaggingRegressor": "estimator_:any estimators_:any* estimators_features_:(k)* _n_samples:count _max_samples:count "
+        "_max_features:count _seeds:(k)",
+        # As `trees` takes them apart.
         "HistGradientBoostingClassifier": "classes:labels n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
+        "HistGradientBoostingRegressor": "classes:none n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
     },
     # Their points are kept, and learnt again.
     "sklearn.neighbors": {"KNeighborsClassifier": "X:points y:labels", "KNeighborsRegressor": "X:points y:(n)"},
@@ -98,7 +107,7 @@ COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:o
 # Left behind: the state of training, which no prediction needs.
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
 # Those that hold more than what is listed, which no prediction needs.
-MORE = {"PolynomialFeatures", "Lasso", "DecisionTreeClassifier", "ExtraTreeClassifier", *LEARNED["sklearn.ensemble"]}
+MORE = {"PolynomialFeatures", "Lasso", *LEARNED["sklearn.tree"], *LEARNED["sklearn.ensemble"]}
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
 # Those that make more columns than they are given, and where those that put columns side by side have their steps.
@@ -133,7 +142,7 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
         # Its tree is planted again.
         y = estimator.classes_[estimator._y] if hasattr(estimator, "classes_") else getattr(estimator, "_y", None)
         fitted = {"X": estimator._fit_X, "y": y} if "_fit_X" in fitted else {}
-    if cls.__name__ == "HistGradientBoostingClassifier" and "_predictors" in fitted:
+    if "_predictors" in fitted:
         fitted = boosted_parts(estimator)
     if cls.__name__ in MORE:
         fitted = {name: value for name, value in fitted.items() if name in kinds_of(cls.__name__)}
@@ -157,7 +166,7 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         return estimator.fit(fitted["X"], fitted["y"])
     if fitted.get("n_features_in_", 0) > max(unpacker.size, LIMITS.sparse_columns):
         raise StorageError(f"{name} has more columns than a file of its size can bear out")
-    if name == "HistGradientBoostingClassifier" and fitted:
+    if name.startswith("HistGradientBoosting") and fitted:
         return boosted_again(estimator, fitted)
     if name == "PolynomialFeatures" and fitted:
         learn_polynomials(estimator, fitted, LIMITS.columns(unpacker.size))

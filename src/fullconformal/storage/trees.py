@@ -1,4 +1,4 @@
-"""Decision trees of scikit-learn's as arrays: of forests one by one, of HistGradientBoostingClassifier all together.
+"""Decision trees of scikit-learn's as arrays: of forests one by one, of boosted ones all together.
 
 Compiled code follows the nodes of a tree without looking, so that every node of a loaded tree is checked: a walk from the root must end,
 and look at columns that are there.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.ensemble._forest import BaseForest
 from sklearn.tree._tree import TREE_LEAF, Tree
 
@@ -96,31 +97,40 @@ def check_forest(estimator: Any) -> None:
 
 
 def boosted_parts(model: Any) -> dict[str, Any]:
-    """What a fitted HistGradientBoostingClassifier predicts from: the nodes of all its trees, one after the other."""
+    """What fitted HistGradientBoosting predicts from: the nodes of all its trees, one after the other."""
     if model.is_categorical_ is not None:
         raise StorageError(
-            "HistGradientBoostingClassifier with categorical features cannot be saved; encode them in the Pipeline."
+            f"{type(model).__name__} with categorical features cannot be saved; encode them in the Pipeline."
         )
     trees = [tree.nodes for iteration in model._predictors for tree in iteration]
     return {
-        "classes": model.classes_, "n_features": model.n_features_in_, "baseline": model._baseline_prediction,
+        "classes": getattr(model, "classes_", None), "n_features": model.n_features_in_, "baseline": model._baseline_prediction,
         "nodes": fields_of(np.concatenate(trees)), "sizes": np.array([len(nodes) for nodes in trees]),
         "names": getattr(model, "feature_names_in_", None),
     }  # fmt: skip
 
 
 def boosted_again(model: Any, parts: dict[str, Any]) -> Any:
-    """The same in an unfitted HistGradientBoostingClassifier, once its nodes are checked; it predicts, and cannot go on training."""
+    """The same in an unfitted HistGradientBoosting, once its nodes are checked; it predicts, and cannot go on training."""
     from sklearn._loss.loss import HalfBinomialLoss, HalfMultinomialLoss
     from sklearn.ensemble._hist_gradient_boosting.binning import _BinMapper
     from sklearn.ensemble._hist_gradient_boosting.common import PREDICTOR_RECORD_DTYPE
     from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
 
-    classes, baseline, sizes = (expect(parts[name], np.ndarray) for name in ("classes", "baseline", "sizes"))
-    n_features = expect(parts["n_features"], int)
-    if classes.ndim != 1 or len(classes) < 2 or not 0 < n_features <= MOST_FEATURES:
+    baseline, sizes = (expect(parts[name], np.ndarray) for name in ("baseline", "sizes"))
+    n_features, each, learnt = expect(parts["n_features"], int), 1, dict[str, Any]()
+    if isinstance(model, HistGradientBoostingRegressor):
+        if model.loss not in ("squared_error", "absolute_error", "gamma", "poisson", "quantile"):
+            raise StorageError("boosted trees have a loss that is not known")
+        loss = model._get_loss(None)
+    else:
+        classes = learnt["classes_"] = expect(parts["classes"], np.ndarray)
+        if classes.ndim != 1 or len(classes) < 2:
+            raise StorageError("boosted trees are not what they should be")
+        each = 1 if len(classes) == 2 else len(classes)
+        loss = HalfBinomialLoss() if each == 1 else HalfMultinomialLoss(n_classes=each)
+    if not 0 < n_features <= MOST_FEATURES:
         raise StorageError("boosted trees are not what they should be")
-    each = 1 if len(classes) == 2 else len(classes)
     whole = sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) % each == 0 and bool((sizes > 0).all())
     if not whole or baseline.shape != (1, each) or baseline.dtype != np.float64:
         raise StorageError("boosted trees are not what they should be")
@@ -135,11 +145,11 @@ def boosted_again(model: Any, parts: dict[str, Any]) -> Any:
     bins = _BinMapper()
     # Bins are for training: here it asks which columns are categories, none of them.
     bins.is_categorical_, bins.bin_thresholds_ = np.zeros(n_features, dtype=np.uint8), []
-    names = {} if parts["names"] is None else {"feature_names_in_": expect(parts["names"], np.ndarray)}
+    learnt |= {} if parts["names"] is None else {"feature_names_in_": expect(parts["names"], np.ndarray)}
     vars(model).update(
-        classes_=classes, n_features_in_=n_features, _n_features=n_features, n_trees_per_iteration_=each,
+        n_features_in_=n_features, _n_features=n_features, n_trees_per_iteration_=each,
         is_categorical_=None, _preprocessor=None, _is_categorical_remapped=None, _baseline_prediction=baseline,
-        _bin_mapper=bins, _loss=HalfBinomialLoss() if each == 1 else HalfMultinomialLoss(n_classes=each),
-        _predictors=[trees[k : k + each] for k in range(0, len(trees), each)], **names,
+        _bin_mapper=bins, _loss=loss,
+        _predictors=[trees[k : k + each] for k in range(0, len(trees), each)], **learnt,
     )  # fmt: skip
     return model

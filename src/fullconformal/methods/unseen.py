@@ -1,0 +1,236 @@
+"""Intervals of any regressor, by models that have not seen the point: those without its fold, or the trees that did not draw it.
+
+    r_j = y_j − f_{−j}(x_j)        p(y) = (1 + #{j : |r_j| ≥ |y − f_{−*}(x)|})/(n + 1)
+
+f_{−*} is what would not have seen the candidate: the model without its fold, or a random share of the trees. `methods.folds` and
+`methods.oob` say why such scores are exchangeable, and what is left out. The other scores do not move with y, so that p(y) falls with the
+distance from f_{−*}(x): an interval from one quantile.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fullconformal.bands import Band
+from fullconformal.guarantees import Guarantee
+from fullconformal.intervals import Distribution, Steps
+from fullconformal.methods.base import Config, FloatArray, Values, starts_with
+from fullconformal.methods.fitting import fit_foreign
+from fullconformal.methods.folds import check_trainings, train_folds
+from fullconformal.methods.oob import (
+    KEPT,
+    PROMISE,
+    REGRESSORS,
+    check_forest,
+    kept_members,
+    mean_outputs,
+    out_of_bag,
+    share_missed,
+)
+from fullconformal.methods.parts import FoldModels, FoldRefits
+from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod, blocks
+from fullconformal.storage import expect, require, savable
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+class FittedUnseen(FittedRegression):
+    """Residuals (n,) of the training points by models that have not seen them."""
+
+    takes_scheme, keeps_points = False, False
+
+    def __init__(self, residual: FloatArray):
+        self.residual, self.n = residual, len(residual)
+
+    def holds(self, X: Any) -> bool:
+        return True
+
+    def residuals(self) -> FloatArray:
+        return self.residual
+
+    @abstractmethod
+    def candidate_values(self, X: Any) -> FloatArray:
+        """Predictions (m,) of objects X by what would not have seen their candidates."""
+
+    @abstractmethod
+    def precision(self, X: Any) -> float:
+        """The unit of rounding of predictions."""
+
+    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        if query.q == 0:
+            raise ValueError(
+                f"scheme='ordinary' does not go with method={self.method!r}: no model has seen the point that it scores; take 'deleted'."
+            )
+        f, eps = self.candidate_values(X)[:, None], self.precision(X)
+        size, one = np.abs(self.residual), np.zeros(self.n, dtype=np.int64)
+        for at in blocks(f, self.n, query.progress):
+            lower, upper = Band(f[at], f[at], np.ones_like(f[at]), eps).pieces(size, one)
+            yield query.steps(lower, upper, np.arange(self.n), self.n, at)
+
+    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+        f = self.candidate_values(X)
+        for at in blocks(f, self.n, query.progress):
+            yield Distribution.of(f[at, None] + self.residual)
+
+    def verify(self) -> None:
+        """Raise where a loaded one has no residuals."""
+        residual = expect(self.residual, np.ndarray)
+        require(residual.ndim == 1 and residual.dtype == np.float64 and bool(np.isfinite(residual).all()), "residuals")
+
+
+@savable
+class FittedFoldsRegression(FittedUnseen):
+    """Models without each fold."""
+
+    method = "folds"
+
+    def __init__(
+        self, trained: FoldModels, residual: FloatArray, grouped: bool = False, honest: FoldRefits | None = None
+    ):
+        super().__init__(residual)
+        self.trained, self.grouped, self.honest = trained, grouped, honest
+
+    @property
+    def guarantee(self) -> Guarantee:  # type: ignore[override]
+        """What is promised of its intervals."""
+        return self.trained.promise(grouped=self.grouped)
+
+    def predict(self, X: Any) -> FloatArray:
+        return np.asarray(self.trained.outputs(X).mean(axis=0)[:, 0])
+
+    def candidate_values(self, X: Any) -> FloatArray:
+        return np.asarray(self.trained.candidate_outputs(X).mean(axis=0)[:, 0])
+
+    def precision(self, X: Any) -> float:
+        return self.trained.precision(X)
+
+    def refits(self) -> FoldRefits | None:
+        found = self.trained
+        return self.honest and replace(self.honest, models=found.models, candidate_folds=found.candidate_folds)
+
+    @property
+    def device(self) -> torch.device:
+        return self.trained.device
+
+    @property
+    def figures(self) -> Figures:
+        facts = {"folds": f"{self.trained.folds}", "models": f"{len(self.trained.models)}"}
+        return Figures(self.n, np.nan, np.nan, facts)
+
+    def state(self) -> dict[str, Any]:
+        return {"trained": self.trained, "residual": self.residual, "grouped": self.grouped}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        fitted = cls(expect(state["trained"], FoldModels), state["residual"], expect(state["grouped"], bool))
+        fitted.verify()
+        fitted.trained.verify(fitted.n, 1)
+        return fitted
+
+
+@savable
+class FittedForest(FittedUnseen):
+    """A forest, the share of its trees that scores a candidate, and the mean value, which is predicted where no tree is kept."""
+
+    method, guarantee = "oob", PROMISE
+
+    def __init__(self, model: Any, residual: FloatArray, share: float, seed: int, mean: float, first: FloatArray):
+        super().__init__(residual)
+        self.model, self.share, self.seed, self.mean, self.first = model, share, seed, mean, first
+
+    def holds(self, X: Any) -> bool:
+        return starts_with(self.first, X[:KEPT])
+
+    def predict(self, X: Any) -> FloatArray:
+        return np.asarray(self.model.predict(X), dtype=np.float64)
+
+    def candidate_values(self, X: Any) -> FloatArray:
+        members = kept_members(np.asarray(X, dtype=np.float64), len(self.model.estimators_), self.share, self.seed)
+        return np.asarray(mean_outputs(self.model, np.asarray(X), members, 1, self.mean)[:, 0])
+
+    def precision(self, X: Any) -> float:
+        # The mean of B numbers is off by at most B units.
+        return (len(self.model.estimators_) + 1) * EPS
+
+    @property
+    def figures(self) -> Figures:
+        members = len(self.model.estimators_)
+        return Figures(
+            self.n, np.nan, np.nan, {"trees": f"{members}", "that score a point": f"{self.share * members:.0f}"}
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of too few trees: a point that all of them drew has the mean value for a prediction."""
+        members = len(self.model.estimators_)
+        if (none := (1 - self.share) ** members) <= 0.01:
+            return []
+        return [
+            f"{members} trees leave about {self.share * members:.0f} to score a point, and none to score {none:.0%} of them: grow more "
+            "trees (n_estimators=300)"
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """The forest and its out-of-bag residuals; of the training objects the first few."""
+        return {
+            "model": self.model, "residual": self.residual, "share": self.share, "seed": self.seed, "mean": self.mean,
+            "first": self.first,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        fitted = cls(**state)
+        fitted.verify()
+        require(isinstance(fitted.model, REGRESSORS) and isinstance(fitted.model.estimators_, list), "forest")
+        require(0 < expect(fitted.share, float) <= 1 and 0 <= expect(fitted.seed, int) < 2**63, "share of the trees")
+        require(bool(np.isfinite(expect(fitted.mean, float))) and isinstance(fitted.first, np.ndarray), "forest")
+        return fitted
+
+
+@savable
+@dataclass(frozen=True)
+class FoldsRegression(RegressionMethod):
+    """Full CP of any regressor from K trainings: every point is scored by the model that has not seen its fold.
+
+    Parameters
+    ----------
+    model : regressor or Pipeline
+        Set by `FullConformalRegressor`.
+    folds, repeats : int
+        K, and how many times folds are drawn; a point's prediction is then the mean over them.
+    """
+
+    folds: int = 10
+    repeats: int = 1
+
+    name = "folds"
+    takes_pipeline = True
+
+    def fit(self, bag: Values, config: Config) -> FittedFoldsRegression:
+        check_trainings(self.folds, len(bag.y), config)
+        honest, outputs, models, _ = train_folds(self.model, bag, config, None, self.folds, self.repeats)
+        residual = bag.y - outputs.mean(axis=0)[:, 0]
+        trained = FoldModels(models, honest.fold, self.folds, config.seed)
+        return FittedFoldsRegression(trained, residual, bag.groups is not None, honest)
+
+
+@savable
+@dataclass(frozen=True)
+class OutOfBagRegression(RegressionMethod):
+    """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""
+
+    name = "oob"
+
+    def fit(self, bag: Values, config: Config) -> FittedForest:
+        check_forest(self.model)
+        X, n, mean = np.asarray(bag.X), len(bag.y), float(bag.y.mean())
+        model = fit_foreign(self.model, X, bag.y, config.seed)
+        residual = bag.y - mean_outputs(model, X, out_of_bag(model, n), 1, mean)[:, 0]
+        first = np.array(X[:KEPT], dtype=np.float64)
+        return FittedForest(model, residual, share_missed(model, n + 1), config.seed, mean, first)
