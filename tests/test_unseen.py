@@ -28,7 +28,6 @@ from fullconformal.methods import parts
 from fullconformal.methods.oob import kept_members
 from fullconformal.models import mlp
 
-
 # Which ends at the same numbers whatever the order of its points.
 PRECISE = SVR(C=10.0, tol=1e-10)
 

@@ -19,6 +19,8 @@ from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
 from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, defaults, expect
 
+LABELS, FOREST = "classes_:labels n_classes_:count", "n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none"
+BAGGING = "estimator_:any estimators_:any* estimators_features_:(k)* _n_samples:count _max_samples:count _max_features:count _seeds:(k)"
 # Where each class that may be loaded lives, and what its `fit` learns: attributes, and the kinds of value they may have (see `is_a`).
 # Nothing else is saved, and nothing else is set on what is loaded. None of the classes calls what it is given, but for `check`.
 LEARNED = {
@@ -75,24 +77,18 @@ LEARNED = {
         "t_:count loss_curve_:number* best_loss_:number|none validation_scores_:number*|none best_validation_score_:number|none",
     },
     "sklearn.tree": {
-        "DecisionTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
-        "ExtraTreeClassifier": "tree_:tree classes_:labels n_classes_:count n_outputs_:count max_features_:count",
+        "DecisionTreeClassifier": f"tree_:tree {LABELS} n_outputs_:count max_features_:count",
+        "ExtraTreeClassifier": f"tree_:tree {LABELS} n_outputs_:count max_features_:count",
         "DecisionTreeRegressor": "tree_:tree n_outputs_:count max_features_:count",
         "ExtraTreeRegressor": "tree_:tree n_outputs_:count max_features_:count",
     },
     "sklearn.ensemble": {
-        "RandomForestClassifier": "estimator_:DecisionTreeClassifier estimators_:DecisionTreeClassifier* classes_:labels "
-        "n_classes_:count n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none",
-        "ExtraTreesClassifier": "estimator_:ExtraTreeClassifier estimators_:ExtraTreeClassifier* classes_:labels n_classes_:count "
-        "n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none",
-        "BaggingClassifier": "estimator_:any estimators_:any* estimators_features_:(k)* classes_:labels n_classes_:count "
-        "_n_samples:count _max_samples:count _max_features:count _seeds:(k)",
-        "RandomForestRegressor": "estimator_:DecisionTreeRegressor estimators_:DecisionTreeRegressor* n_outputs_:count "
-        "_n_samples:count _n_samples_bootstrap:count|none",
-        "ExtraTreesRegressor": "estimator_:ExtraTreeRegressor estimators_:ExtraTreeRegressor* n_outputs_:count "
-        "_n_samples:count _n_samples_bootstrap:count|none",
-        "BaggingRegressor": "estimator_:any estimators_:any* estimators_features_:(k)* _n_samples:count _max_samples:count "
-        "_max_features:count _seeds:(k)",
+        "RandomForestClassifier": f"estimator_:DecisionTreeClassifier estimators_:DecisionTreeClassifier* {LABELS} {FOREST}",
+        "ExtraTreesClassifier": f"estimator_:ExtraTreeClassifier estimators_:ExtraTreeClassifier* {LABELS} {FOREST}",
+        "RandomForestRegressor": f"estimator_:DecisionTreeRegressor estimators_:DecisionTreeRegressor* {FOREST}",
+        "ExtraTreesRegressor": f"estimator_:ExtraTreeRegressor estimators_:ExtraTreeRegressor* {FOREST}",
+        "BaggingClassifier": f"{BAGGING} {LABELS}",
+        "BaggingRegressor": BAGGING,
         # As `trees` takes them apart.
         "HistGradientBoostingClassifier": "classes:labels n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
         "HistGradientBoostingRegressor": "classes:none n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
