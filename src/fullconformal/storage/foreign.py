@@ -64,8 +64,7 @@ LEARNED = {
         "Ridge": "coef_:(d) intercept_:number n_iter_:(k)|none solver_:text",
         "RidgeCV": "coef_:(d) intercept_:number alpha_:number best_score_:number",
         "LinearRegression": "coef_:(d) intercept_:number rank_:count singular_:(k)",
-        "Lasso": "coef_:(d) intercept_:number n_iter_:count dual_gap_:number",
-        "ElasticNet": "coef_:(d) intercept_:number n_iter_:count dual_gap_:number",
+        **dict.fromkeys(("Lasso", "ElasticNet"), "coef_:(d) intercept_:number n_iter_:count dual_gap_:number"),
         "QuantileRegressor": "coef_:(d) intercept_:number n_iter_:count",
     },
     "sklearn.kernel_ridge": {"KernelRidge": "dual_coef_:(n) X_fit_:(nd)"},
@@ -77,10 +76,8 @@ LEARNED = {
         "t_:count loss_curve_:number* best_loss_:number|none validation_scores_:number*|none best_validation_score_:number|none",
     },
     "sklearn.tree": {
-        "DecisionTreeClassifier": f"tree_:tree {LABELS} n_outputs_:count max_features_:count",
-        "ExtraTreeClassifier": f"tree_:tree {LABELS} n_outputs_:count max_features_:count",
-        "DecisionTreeRegressor": "tree_:tree n_outputs_:count max_features_:count",
-        "ExtraTreeRegressor": "tree_:tree n_outputs_:count max_features_:count",
+        **dict.fromkeys(("DecisionTreeClassifier", "ExtraTreeClassifier"), f"tree_:tree {LABELS} n_outputs_:count max_features_:count"),
+        **dict.fromkeys(("DecisionTreeRegressor", "ExtraTreeRegressor"), "tree_:tree n_outputs_:count max_features_:count"),
     },
     "sklearn.ensemble": {
         "RandomForestClassifier": f"estimator_:DecisionTreeClassifier estimators_:DecisionTreeClassifier* {LABELS} {FOREST}",
