@@ -1,5 +1,6 @@
 """Tables as people have them: money, percent, placeholders, dates, codes, tabs, semicolons, workbooks; and what is said of them."""
 
+import json
 import sys
 
 import numpy as np
@@ -7,8 +8,10 @@ import pandas as pd
 import pytest
 from test_cli_tables import ok, people, refused  # noqa: F401
 
-from fullconformal import FullConformalClassifier, load
+from fullconformal import FullConformalClassifier, SplitConformalClassifier, load
 from fullconformal.cli.schema import Schema
+from fullconformal.cli.training import method_options
+from fullconformal.models import mlp
 
 N = 120
 
@@ -34,10 +37,14 @@ COLUMNS = {
     "unknown in a third": (cycle([*map(str, range(30)), *["unknown"] * 15]), "holds 'unknown' besides numbers"),
     "a word in one cell": (["<5", *cycle(map(str, range(60)))[1:]], "holds '<5' besides numbers"),
     "money, all different": ([f"${1000 + 7 * k:,}" for k in range(N)], "!numbers except for '$1,000'"),
-    "days that repeat": (cycle(["2024-03-01", "2024-03-02", "2024-03-03"]), "!holds dates; say them as numbers"),
+    "days that repeat": (cycle(["2024-03-01", "2024-03-02", "2024-03-03"]), "read as days since 1970"),
     "days, all different": (
         [f"{1 + k % 28}.{1 + k // 28}.2024" for k in range(N)],
-        "!holds dates; say them as numbers",
+        "!holds dates; write them as 2024-03-01",
+    ),
+    "times, all different": (
+        [f"2024-0{1 + k // 28}-{1 + k % 28:02} 12:30:00" for k in range(N)],
+        "read as days since 1970",
     ),
     "times": (cycle(["3/1/24 12:30", "3/2/24 07:15"]), "!holds dates"),
     "months in words": (cycle(["1 Mar 2024", "2 Apr 2024", "15 May 2023"]), "!holds dates"),
@@ -60,7 +67,8 @@ def test_columns_as_they_are(name, tmp_path):
         assert message[1:] in (line := refused(*words)) and "--drop column" in line
         return
     notes = ok(*words).stderr
-    assert (message in notes and "'column' is treated as a category" in notes) if message else notes == ""
+    told = "'column' holds dates" if "days" in (message or "") else "'column' is treated as a category"
+    assert (message in notes and told in notes) if message else notes == ""
 
 
 def test_columns_that_are_said_to_be_categories_are(tmp_path):
@@ -160,6 +168,70 @@ def test_sets_are_never_empty_and_hold_for_each_class_if_asked(people, tmp_path)
     np.testing.assert_allclose(by_class[["p_high", "p_low", "p_middle"]], clf.predict_p(X), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("dates", "it.xlsx"), ("dates", "it.parquet"), ("dates", "it.csv")])
+def test_dates_are_days_in_every_format(kind, name, tmp_path):
+    if name.endswith("xlsx"):
+        pytest.importorskip("openpyxl")
+    days = pd.to_datetime("2024-02-28") + pd.to_timedelta(np.arange(N) % 50, unit="D")
+    days = days.where(np.arange(N) % 7 > 0)
+    frame = table(day=days)
+    writer = {"xlsx": frame.to_excel, "parquet": frame.to_parquet, "csv": frame.to_csv}[name.split(".")[1]]
+    writer(tmp_path / name, index=False)
+    notes = ok("fit", tmp_path / name, "--target", "y", "-o", tmp_path / "model").stderr
+    assert "'day' holds dates, read as days since 1970" in notes
+    # 2024-02-28 is day 19,781, and the first one is missing.
+    X = Schema("y", ["x", "day"], [], [], ["day"]).objects(frame)
+    np.testing.assert_array_equal(X["day"][1:3], [19782.0, 19783.0])
+    assert np.isnan(X["day"][0])
+    ok("predict", tmp_path / "model", tmp_path / name, "-o", tmp_path / "s.csv", "-q")
+    frame["day"] = "soon"
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    line = refused("predict", tmp_path / "model", tmp_path / "new.csv", "-q")
+    assert "the column 'day' must hold dates such as 2024-03-01, but holds 'soon' in 120 rows" in line
+
+
+@pytest.mark.parametrize("words", [["-"], ["unknown"], ["$1,234"]])
+def test_a_target_of_numbers_and_words_is_refused(words, tmp_path):
+    table(rent=[*words * 3, *np.round(np.linspace(300, 900, N - 3), 1)]).to_csv(tmp_path / "it.csv", index=False)
+    line = refused("fit", tmp_path / "it.csv", "--target", "rent", "-o", tmp_path / "model")
+    assert f"the target 'rent' holds {words[0]!r} besides numbers; correct or clear these cells" in line
+
+
+def test_notes_on_columns_are_the_same_for_a_quantity(tmp_path):
+    columns = {"size": cycle([*map(str, range(30)), "-"]), "day": cycle(["2024-03-01", "2024-03-02"])}
+    table(**columns, rent=np.linspace(300.5, 900, N)).to_csv(tmp_path / "it.csv", index=False)
+    notes = ok("fit", tmp_path / "it.csv", "--target", "rent", "-o", tmp_path / "model").stderr
+    assert "'size' is treated as a category because it holds '-'" in notes and "'day' holds dates" in notes
+
+
+def test_automatic_choices_keep_their_promise(tmp_path, monkeypatch):
+    table().to_csv(tmp_path / "it.csv", index=False)
+    monkeypatch.setattr("fullconformal.methods.convex.symmetric_seconds", lambda *_: 6000.0)
+    said = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stdout
+    assert "method split: its sets are exactly valid; full CP (--method symmetric) would take about 100 minutes" in said
+    assert isinstance(load(tmp_path / "model"), SplitConformalClassifier)
+    # A network too large for the curvature of all its layers: folds, not influence.
+    network = [None, mlp(2000, (32,), 2)]
+    assert "curvature" not in method_options("network", "auto", network, None, np.zeros(300))[0]
+    assert method_options("network", "influence", network, None, np.zeros(300))[0]["curvature"] == "last_layer"
+
+
+def test_warnings_of_fit_are_repeated(tmp_path):
+    """Three parameters a point: influence functions warn, and so does everything that is made with the predictor."""
+    rng = np.random.default_rng(0)
+    wide = table(**{f"c{k}": rng.normal(size=N).round(3) for k in range(60)})[:40]
+    wide.to_csv(tmp_path / "it.csv", index=False)
+    model = tmp_path / "model"
+    warning = "approximate p-values may be too small here"
+    assert warning in ok("fit", tmp_path / "it.csv", "--target", "y", "-o", model, "--method", "influence").stderr
+    assert warning in ok("predict", model, tmp_path / "it.csv", "-o", tmp_path / "s.csv").stderr
+    assert warning in ok("report", model, tmp_path / "it.csv", "-o", tmp_path / "it.html").stderr
+    assert warning in (tmp_path / "it.html").read_text()
+    for command in (["inspect", model], ["predict", model, tmp_path / "it.csv", "-o", tmp_path / "s.csv"]):
+        found = json.loads(ok(*command, "--json").stdout)
+        assert any(warning in text for text in found["warnings"])
+
+
 @pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 def test_a_quantity_as_target_is_noticed_in_python_too():
     rng = np.random.default_rng(0)
@@ -169,3 +241,5 @@ def test_a_quantity_as_target_is_noticed_in_python_too():
 
     with pytest.warns(UserWarning, match="classes for 400 points; is it a quantity or an identifier"):
         FullConformalClassifier(KNeighborsClassifier()).fit(X, prices)
+    with pytest.raises(ValueError, match=r"such as .*a quantity, not classes. Predict it with FullConformalRegressor"):
+        FullConformalClassifier().fit(X, X[:, 0])

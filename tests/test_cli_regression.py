@@ -128,7 +128,7 @@ def test_a_network_and_bad_options(folder, tmp_path):
     result = run("fit", table, "--target", "rent", "-o", out, "--model", "my.module:net")
     assert result.exit_code == 2 and "lr (ridge regression) or network" in result.output
     result = run("fit", table, "--target", "rent", "-o", out, "--method", "influence")
-    assert result.exit_code == 2 and "auto (split CP) or exact (full CP" in result.output
+    assert result.exit_code == 2 and "split (auto takes it) or exact (full CP" in result.output
     result = run("fit", table, "--target", "rent", "-o", out, "--method", "exact")
     assert result.exit_code == 0 and "method full CP" in result.output
     assert "FullConformalRegressor" in run("inspect", out).output

@@ -353,7 +353,7 @@ def large(tmp_path_factory):
 
 def test_a_hundred_thousand_rows(large):
     result = ok("fit", large / "old.csv", "--target", "y", "-o", large / "model")
-    assert "100,000 rows" in result.stdout and "method influence: an approximation" in result.stdout
+    assert "100,000 rows" in result.stdout and "method split: its sets are exactly valid" in result.stdout
     assert "--method symmetric" in result.stdout
     found = json.loads(ok("predict", large / "model", large / "new.csv", "-o", large / "sets.csv", "--json").stdout)
     # Ninety per cent within four standard errors of a thousand trials.

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from fullconformal.cli.schema import as_words, listed
-from fullconformal.cli.tables import Printer
+from fullconformal.cli.tables import Printer, warnings_of
 from fullconformal.sets import as_labels
 
 
@@ -103,6 +103,7 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             # Exact methods have nothing to diagnose.
             facts |= {"diagnostics": str(error), "warnings": []}
+    facts["warnings"] = list(dict.fromkeys([*facts.get("warnings", []), *warnings_of(notes)]))
     # Notes are the file's own words.
     kinds = {"table": dict, "source": str}
     return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}

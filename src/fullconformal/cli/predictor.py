@@ -54,6 +54,7 @@ def predict(
     frame = tables.read_new(table, clf, schema, copied, sep)
     for name in keep:
         check_name(frame, name, "--keep")
+    tables.repeat_warnings(notes, printer)
     X = tables.objects_of(frame, clf, schema, notes, printer)
     joined = [str(label) for label in clf.classes_ if "|" in str(label)]
     if joined and not tables.is_parquet(out):
@@ -74,7 +75,8 @@ def predict(
     facts = outputs.measure(sets, levels, *outputs.true_labels(frame, schema.target, clf.classes_, printer))
     written = outputs.as_frame(frame[list(keep)], clf.classes_, point, p, sets, levels, tables.is_parquet(out))
     tables.write_table(written, out, printer)
-    printer.json({"rows": len(frame), "levels": facts, "out": str(out)})
+    told = {"guarantee": clf.guarantee_.word, "warnings": tables.warnings_of(notes)}
+    printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})
     outputs.show(printer, facts, schema.target)
     if not printer.to_stderr:
         printer.say(f"{len(frame):,} rows in {out}")
@@ -117,6 +119,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
             printer.say(f"  {name:<18}{listed(value, most=12, show=str) if isinstance(value, list) else value}")
     if "diagnostics" in facts:
         printer.say("\n" + facts["diagnostics"])
+    tables.repeat_warnings(notes, printer)
 
 
 @click.command()
@@ -156,6 +159,7 @@ def report(
     unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))
     if unknown:
         raise ValueError(f"{table} has labels that {predictor} does not know: {unknown[:5]}; leave these rows out.")
+    tables.repeat_warnings(notes, printer)
     X = tables.objects_of(frame, clf, schema, notes, printer)
     clf.set_params(verbose=printer.verbose)
     with printer.warnings_as_notes():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +14,10 @@ from rich import box
 from rich.table import Table
 
 from fullconformal.cli import tables
-from fullconformal.cli.schema import (
-    Schema,
-    TableError,
-    as_numbers,
-    check_name,
-    encoder,
-)
-from fullconformal.cli.tables import Printer
+from fullconformal.cli.schema import Schema, check_name, encoder
+from fullconformal.cli.tables import Asked, Printer
 
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A training table, and what is to be made of its columns."""
-
-    table: Path
-    target: str
-    drop: tuple[str, ...]
-    categorical: tuple[str, ...]
-    sep: str | None
-    drop_missing: bool
-    seed: int
-
-
-def read_training(asked: Asked, printer: Printer) -> tuple[Schema, pd.DataFrame, FloatArray]:
-    """Schema, objects and numbers of a training table."""
-    target, drop = asked.target, asked.drop
-    frame = tables.read_table(asked.table, asked.categorical, asked.sep)
-    frame = tables.with_target(frame, target, "--target", asked.drop_missing, printer)
-    schema = Schema.of(frame, target, drop, asked.categorical)
-    y = numbers_of(frame, target)
-    if len(np.unique(y)) < 2:
-        raise TableError(f"the target {target!r} has only one value, {y[0]:g}; there is nothing to predict.")
-    if unused := [name for name in schema.left_out if name not in drop]:
-        printer.note(f"left out because they are empty or number the rows: {', '.join(map(repr, unused))}.")
-    return schema, schema.objects(frame), y
-
-
-def numbers_of(frame: pd.DataFrame, target: str) -> FloatArray:
-    """The target (n,) as numbers, none missing."""
-    missing = int(frame[target].isna().sum())
-    if missing:
-        raise TableError(
-            f"the target {target!r} is missing in {missing:,} of {len(frame):,} rows; leave these rows out (--drop-missing)."
-        )
-    return np.asarray(as_numbers(frame[target], target), dtype=np.float64)
 
 
 def make_regressor(model: str, schema: Schema, seed: int) -> Any:
@@ -82,11 +39,11 @@ def make_regressor(model: str, schema: Schema, seed: int) -> Any:
 
 def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, printer: Printer) -> None:
     """Fit a conformal regressor to all rows of a table and save it: split CP, or full CP where that was asked for."""
-    if method not in ("auto", "exact"):
+    if method not in ("auto", "split", "exact"):
         raise ValueError(
-            f"--method {method} is for classes; for a quantity give auto (split CP) or exact (full CP, of --model lr)."
+            f"--method {method} is for classes; for a quantity give split (auto takes it) or exact (full CP, of --model lr)."
         )
-    schema, X, y = read_training(asked, printer)
+    schema, X, y = tables.read_training(asked, printer, quantity=True)
     table, target, seed = asked.table, asked.target, asked.seed
     spread = f"from {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}"
     printer.say(
@@ -101,15 +58,15 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
     kind = FullConformalRegressor if method == "exact" else SplitConformalRegressor
     reg = kind(make_regressor(model, schema, seed), confidence_level=confidence, random_state=seed)
     start = time.perf_counter()
-    with printer.warnings_as_notes():
+    with printer.warnings_as_notes() as warned:
         reg.fit(X, y)
     seconds = time.perf_counter() - start
     printer.say(f"method {reg.display_name}; {reg.guarantee_}")
-    save(
-        reg, out, notes={"table": asdict(schema), "source": table.name, "model": model, "rows": tables.marks_as_text(X)}
-    )
+    notes = {"table": asdict(schema), "source": table.name, "model": model, "warnings": warned}
+    save(reg, out, notes=notes | {"rows": tables.marks_as_text(X)})
     printer.json({
-        "task": "regression", "rows": len(y), "method": reg.display_name, "model": model, "confidence_level": confidence,
+        "task": "regression", "rows": len(y), "method": reg.display_name, "guarantee": reg.guarantee_.word, "model": model,
+        "confidence_level": confidence, "warnings": warned,
         **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
     })  # fmt: skip
     printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
@@ -132,6 +89,7 @@ def predict(
     frame = tables.read_new(table, reg, schema, copied, sep)
     for name in keep:
         check_name(frame, name, "--keep")
+    tables.repeat_warnings(notes, printer)
     X = tables.objects_of(frame, reg, schema, notes, printer)
     levels = sorted(set(confidence)) or [reg.confidence_level]
     with printer.warnings_as_notes():
@@ -143,7 +101,8 @@ def predict(
         columns |= {f"lower_{level:g}": ends[:, 0, k], f"upper_{level:g}": ends[:, 1, k]}
     facts = measure(ends, levels, truth(frame, schema.target))
     tables.write_table(pd.DataFrame(columns), out, printer)
-    printer.json({"rows": len(frame), "levels": facts, "out": str(out)})
+    told = {"guarantee": reg.guarantee_.word, "warnings": tables.warnings_of(notes)}
+    printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})
     show(printer, facts, schema.target)
     if not printer.to_stderr:
         printer.say(f"{len(frame):,} rows in {out}")
@@ -207,6 +166,7 @@ def facts_of(reg: Any, notes: dict[str, Any]) -> dict[str, Any]:
         "method": f"{reg.display_name}; guarantee {reg.guarantee_.word}",
         "points": reg.n_samples_fit_,
     }
+    facts["warnings"] = tables.warnings_of(notes)
     # Notes are the file's own words.
     kinds = {"table": dict, "source": str}
     return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}
@@ -219,7 +179,7 @@ def report(
     """Write the page about intervals of labelled rows."""
     frame = tables.read_new(table, reg, schema, sep=sep)
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
-    y = numbers_of(frame, schema.target)
+    y = schema.quantities(frame)
     with printer.warnings_as_notes():
         reg.report(tables.objects_of(frame, reg, schema, notes, printer), y, out, title=title)
     printer.say(f"{len(y):,} rows in {out.resolve()} ({tables.file_size(out)}): open it in a browser")
@@ -227,7 +187,7 @@ def report(
 
 def compare(asked: Asked, model: str, confidence: tuple[float, ...], test_size: float, printer: Printer) -> Any:
     """Fit regressors to one part of a table and measure them on the rest."""
-    schema, objects, numbers = read_training(asked, printer)
+    schema, objects, numbers = tables.read_training(asked, printer, quantity=True)
     table, seed = asked.table, asked.seed
 
     from sklearn.model_selection import train_test_split

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from pandas.api import types
 
@@ -18,12 +19,16 @@ MAX_CATEGORIES = 100
 MAX_CODES = 10
 # What people write around the digits of a number.
 MARKS = r"[$€£¥%,\s]"
-DATES = "dates; say them as numbers, such as the days since the first one"
+DATES = "dates; write them as 2024-03-01, or as numbers"
 # 2024-03-01, 2024/3/1, 1.3.2024, 3/1/24, 2024-03, 1 Mar 2024, March 1, 2024; with or without a time.
 DATE = (
     r"\s*(?:\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/])\d{1,2}\2\d{2,4}|\d{1,2}\.\d{1,2}\.\d{4}|\d{4}-\d{2}"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})(?:[ T]\d{1,2}:\d{2}.*)?\s*"
 )
+
+
+# The year first, with or without a time.
+PLAIN_DATE = r"\s*\d{4}-\d{2}-\d{2}(?:[ T]\d{2}:\d{2}.*)?\s*"
 
 
 class TableError(ValueError):
@@ -38,6 +43,8 @@ class Schema:
     numbers: list[str]
     categories: list[str]
     left_out: list[str]
+    # Those of the numbers that are written as dates.
+    dates: list[str] = field(default_factory=list)
 
     @property
     def columns(self) -> list[str]:
@@ -50,7 +57,7 @@ class Schema:
         for option, names in (("--target", [target]), ("--drop", drop), ("--categorical", categorical)):
             for name in names:
                 check_name(frame, name, option)
-        numbers, categories, left_out, refused = [], [], list(dict.fromkeys(drop)), {}
+        numbers, categories, dates, left_out, refused = [], [], [], list(dict.fromkeys(drop)), {}
         for name, column in frame.items():
             if name == target or name in drop:
                 continue
@@ -60,6 +67,9 @@ class Schema:
                 categories.append(str(name))
             elif is_number(column):
                 numbers.append(str(name))
+            elif has_plain_dates(column):
+                numbers.append(str(name))
+                dates.append(str(name))
             elif kind := unusable(column):
                 refused[str(name)] = kind
                 if words := listed(stray_words(column)):
@@ -76,7 +86,7 @@ class Schema:
             raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
             raise TableError(f"there is no column to predict from besides the target {target!r}.")
-        return cls(target, numbers, categories, left_out)
+        return cls(target, numbers, categories, left_out, dates)
 
     @classmethod
     def of_json(cls, values: Any) -> Schema:
@@ -95,12 +105,13 @@ class Schema:
             raise TableError(
                 f"the table lacks the column{'s' * (len(absent) > 1)} {listed(absent)}, which the predictor was fitted on."
             )
-        out: dict[str, Any] = {name: as_numbers(frame[name], name) for name in self.numbers}
+        days = {name: as_days(frame[name], name) for name in self.dates}
+        out: dict[str, Any] = {name: as_numbers(days.get(name, frame[name]), name) for name in self.numbers}
         out |= {name: as_words(frame[name]) for name in self.categories}
         return pd.DataFrame(out, columns=self.columns)
 
-    def labels(self, frame: pd.DataFrame) -> Any:
-        """The target (n,), which must be complete and consist of classes."""
+    def complete(self, frame: pd.DataFrame) -> pd.Series:
+        """The target (n,), which must not be missing."""
         column = frame[self.target]
         missing = int(column.isna().sum())
         if missing:
@@ -108,6 +119,15 @@ class Schema:
                 f"the target {self.target!r} is missing in {missing:,} of {len(column):,} rows; leave these rows out "
                 "(--drop-missing)."
             )
+        return column
+
+    def quantities(self, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
+        """The target (n,) as numbers."""
+        return np.asarray(as_numbers(self.complete(frame), self.target), dtype=np.float64)
+
+    def labels(self, frame: pd.DataFrame) -> Any:
+        """The target (n,) as classes."""
+        column = self.complete(frame)
         if is_number(column):
             if is_quantity(column):
                 raise TableError(
@@ -158,6 +178,32 @@ def check_name(frame: pd.DataFrame, name: str, option: str) -> None:
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     hint = f"did you mean {by_lower[close[0]]!r}?" if close else f"the columns are {listed(list(frame.columns))}."
     raise TableError(f"{option} {name!r} is not a column of the table; {hint}")
+
+
+def has_plain_dates(column: pd.Series) -> bool:
+    """Whether a column holds dates that can be read in one way: years first, or as a file of another kind than text has them."""
+    if types.is_datetime64_any_dtype(column):
+        return True
+    given = as_words(column).dropna()
+    return bool(
+        given.str.fullmatch(PLAIN_DATE).all() and pd.to_datetime(given, errors="coerce", utc=True).notna().all()
+    )
+
+
+def as_days(column: pd.Series, name: str) -> pd.Series:
+    """Dates as days since 1970, missing ones as NaN."""
+    if not types.is_datetime64_any_dtype(column):
+        column = as_words(column)
+    days = pd.to_datetime(
+        column, errors="coerce", utc=True, format=None if types.is_datetime64_any_dtype(column) else "ISO8601"
+    )
+    odd = days.isna() & column.notna()
+    if odd.any():
+        raise TableError(
+            f"the column {name!r} must hold dates such as 2024-03-01, but holds {str(column[odd].iloc[0])[:40]!r} in "
+            f"{int(odd.sum()):,} rows."
+        )
+    return (days - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
 
 
 def unusable(column: pd.Series) -> str:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,18 @@ class Printer:
             click.echo(visible(f"note: {' '.join(text.split())}"), err=True)
 
     @contextmanager
-    def warnings_as_notes(self) -> Iterator[None]:
-        """Print warnings as notes."""
+    def warnings_as_notes(self) -> Iterator[list[str]]:
+        """Print warnings as notes; the list fills with them."""
+        warned: list[str] = []
+
+        def show(message: Warning | str, *_: Any, **__: Any) -> None:
+            warned.append(" ".join(str(message).split()))
+            self.note(str(message))
+
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            warnings.showwarning = lambda message, *_, **__: self.note(str(message))
-            yield
+            warnings.showwarning = show
+            yield warned
 
 
 def visible(text: str) -> str:
@@ -249,23 +256,41 @@ def with_target(frame: pd.DataFrame, target: str, option: str, drop_missing: boo
     return frame
 
 
-def read_training(
-    path: Path, target: str, drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool,
-    printer: Printer,
-) -> tuple[Schema, Any, Any]:  # fmt: skip
-    """Schema, objects and labels of a training table, with notes on how its columns were read."""
-    frame = with_target(read_table(path, categorical, sep), target, "--target", drop_missing, printer)
-    schema = Schema.of(frame, target, drop, categorical)
-    y = schema.labels(frame)
+@dataclass(frozen=True)
+class Asked:
+    """A training table, and what is to be made of its columns."""
+
+    table: Path
+    target: str
+    drop: tuple[str, ...]
+    categorical: tuple[str, ...]
+    sep: str | None
+    drop_missing: bool
+    seed: int
+
+
+def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tuple[Schema, pd.DataFrame, Any]:
+    """Schema, objects, and labels or numbers of a training table, with notes on how its columns were read."""
+    target = asked.target
+    frame = read_table(asked.table, asked.categorical, asked.sep)
+    frame = with_target(frame, target, "--target", asked.drop_missing, printer)
+    schema = Schema.of(frame, target, asked.drop, asked.categorical)
+    y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
-        raise TableError(f"the target {target!r} has only one class, {y.tolist()[0]!r}; there is nothing to predict.")
+        kind = "value" if quantity else "class"
+        raise TableError(f"the target {target!r} has only one {kind}, {y.tolist()[0]!r}; there is nothing to predict.")
     for name in schema.categories:
-        if name not in categorical and (words := stray_words(frame[name])):
+        if name not in asked.categorical and (words := stray_words(frame[name])):
             printer.note(
                 f"{name!r} is treated as a category because it holds {listed(words)} besides numbers; correct or clear "
                 "these cells if it is a quantity."
             )
-    if unused := [name for name in schema.left_out if name not in drop]:
+    for name in schema.dates:
+        printer.note(
+            f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
+            f"--drop {shlex.quote(name)} leaves them out."
+        )
+    if unused := [name for name in schema.left_out if name not in asked.drop]:
         printer.note(f"left out because they are empty or number the rows: {listed(unused)}.")
     return schema, schema.objects(frame), y
 
@@ -293,6 +318,18 @@ def load_with_schema(path: Path, factory: str | None) -> tuple[Any, Schema, dict
             f"{path} was not made by `fullconformal fit`, so the columns of its table are unknown; load it in Python: "
             "fullconformal.load(path)."
         ) from error
+
+
+def warnings_of(notes: dict[str, Any]) -> list[str]:
+    """What `fit` warned of, as far as the file says so in texts."""
+    saved = notes.get("warnings")
+    return [text for text in saved if isinstance(text, str)] if isinstance(saved, list) else []
+
+
+def repeat_warnings(notes: dict[str, Any], printer: Printer) -> None:
+    """Say again what `fit` warned of."""
+    for text in warnings_of(notes):
+        printer.note(text)
 
 
 def find_local_modules() -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fullconformal.cli.schema import MAX_CODES, is_number, is_quantity
-from fullconformal.cli.tables import Printer, read_table
+from fullconformal.cli.schema import MAX_CODES, TableError, is_number, is_quantity, listed, stray_words
+from fullconformal.cli.tables import Asked, Printer, read_table
 
 
-def is_quantity_wanted(table: Path, target: str | None, task: str, sep: str | None, printer: Printer) -> bool:
+def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
     """Whether the target of a table is to be predicted as a quantity; says why if that was not asked for."""
     # A pipe can be read only once.
-    if task != "auto" or target is None or not table.is_file():
+    if task != "auto" or not asked.table.is_file():
         return task == "regression"
-    frame = read_table(table, (), sep)
-    if target not in frame.columns or not is_number(frame[target]):
+    target, frame = asked.target, read_table(asked.table, (), asked.sep)
+    if target not in frame.columns:
+        return False
+    if words := [] if is_number(frame[target]) else stray_words(frame[target]):
+        raise TableError(
+            f"the target {target!r} holds {listed(words)} besides numbers; correct or clear these cells (--drop-missing leaves empty ones "
+            "out), or take it for classes (--task classification)."
+        )
+    if not is_number(frame[target]):
         return False
     values = frame[target].dropna()
     distinct = values.nunique()

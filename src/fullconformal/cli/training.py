@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
 @options.task_option
 @options.model_option
-@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob", "folds"]), default="auto",
-              show_default=True,
-              help="The method of full CP; auto takes an exactly valid one if it is fast enough.")  # fmt: skip
+@click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob", "folds", "split"]),
+              default="auto", show_default=True,
+              help="The method of full CP, or split CP; auto takes the sharpest method that keeps its promise in minutes.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
 @options.drop_option
@@ -48,13 +49,13 @@ def fit(
     tables.check_output(out, table)
     model = checked_model(model)
     printer = tables.Printer(quiet, as_json)
-    if is_quantity_wanted(table, target, task, sep, printer):
+    asked = tables.Asked(table, target, drop, categorical, sep, drop_missing, seed)
+    if is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
-        asked = regression.Asked(table, target, drop, categorical, sep, drop_missing, seed)
         regression.fit(asked, out, model, method, confidence, printer)
         return
-    schema, X, y = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
+    schema, X, y = tables.read_training(asked, printer)
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
     printer.say(
         f"{table.name}: {len(y):,} rows, {len(schema.numbers)} numeric and {len(schema.categories)} categorical columns; {target!r} has "
@@ -62,34 +63,38 @@ def fit(
     )
 
     # Imported now, so that errors in the table do not wait for torch.
-    from fullconformal import ConformalWarning, FullConformalClassifier
+    from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
     from fullconformal.estimators.saving import save
 
     estimator = make_pipeline(model, schema, X, y, seed)
     chosen, reasons = method_options(model, method, estimator, X, y)
-    start = time.perf_counter()
-    clf = FullConformalClassifier(
+    name = chosen.pop("method")
+    kind: Any = SplitConformalClassifier if name == "split" else partial(FullConformalClassifier, method=name)
+    clf = kind(
         estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=seed,
         verbose=printer.verbose, **chosen,
     )  # fmt: skip
-    with printer.warnings_as_notes(), warnings.catch_warnings():
+    start = time.perf_counter()
+    with printer.warnings_as_notes() as warned, warnings.catch_warnings():
         # They are printed below, one per line.
         warnings.simplefilter("ignore", ConformalWarning)
         clf.fit(X, y)
     seconds = time.perf_counter() - start
-    printer.say(f"method {clf.method_}: {'; '.join(reasons)}" if reasons else f"method {clf.method_}")
+    name = getattr(clf, "method_", name)
+    printer.say(f"method {name}: {'; '.join(reasons)}" if reasons else f"method {name}")
     printer.say(f"guarantee {clf.guarantee_}")
     factory = None if model in MODELS else model
+    problems = [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]
     notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
-    notes["rows"] = tables.marks_as_text(X)
+    notes |= {"rows": tables.marks_as_text(X), "warnings": [*warned, *problems]}
     save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
     printer.json({
-        "rows": len(y), "method": clf.method_, "guarantee": clf.guarantee_.word, "model": model,
-        "confidence_level": confidence, "classes": sizes,
+        "rows": len(y), "method": name, "guarantee": clf.guarantee_.word, "model": model,
+        "confidence_level": confidence, "classes": sizes, "warnings": notes["warnings"],
         **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
     })  # fmt: skip
     printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
-    if problems := [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]:
+    if problems:
         for text in problems:
             printer.note(text)
         printer.note(
@@ -132,15 +137,16 @@ def compare(
         tables.check_output(out, table)
         tables.check_format(out, *tables.TABLES)
     printer = tables.Printer(quiet, as_json, out)
-    if target is not None and is_quantity_wanted(table, target, task, sep, printer):
+    digits = str(table) == "digits" and not table.exists()
+    if target is None and not digits:
+        raise ValueError("name the column to predict: --target COLUMN")
+    asked = tables.Asked(table, target or "", drop, categorical, sep, drop_missing, seed)
+    if not digits and is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
-        asked = regression.Asked(table, target, drop, categorical, sep, drop_missing, seed)
         comparison = regression.compare(asked, model, confidence, test_size, printer)
     else:
-        comparison = compare_classifiers(
-            table, target, model, confidence, test_size, drop, categorical, sep, drop_missing, seed, printer
-        )
+        comparison = compare_classifiers(asked, digits, model, confidence, test_size, printer)
     frame = comparison.to_frame()
     if out is not None:
         tables.write_table(frame, out, printer)
@@ -157,26 +163,24 @@ def compare(
 
 
 def compare_classifiers(
-    table: Path, target: str | None, model: str, confidence: tuple[float, ...], test_size: float, drop: tuple[str, ...],
-    categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, printer: Any,
-) -> Any:  # fmt: skip
+    asked: Any, digits: bool, model: str, confidence: tuple[float, ...], test_size: float, printer: Any
+) -> Any:
     """Fit classifiers to one part of a table, or of digits, and measure them on the rest."""
     from fullconformal.cli import tables
 
-    if str(table) == "digits" and not table.exists():
+    seed = asked.seed
+    if digits:
         from fullconformal.data import load_digits
 
-        digits = load_digits(test_size, seed)
-        X, X_test, y, y_test = digits.X, digits.X_test, digits.y, digits.y_test
+        images = load_digits(test_size, seed)
+        X, X_test, y, y_test = images.X, images.X_test, images.y, images.y_test
         estimator = make_classifier(model, 64, 10, seed)
-    elif target is None:
-        raise ValueError("name the column to predict: --target COLUMN")
     else:
-        schema, objects, labels = tables.read_training(table, target, drop, categorical, sep, drop_missing, printer)
-        X, X_test, y, y_test = split(objects, labels, test_size, seed, target)
+        schema, objects, labels = tables.read_training(asked, printer)
+        X, X_test, y, y_test = split(objects, labels, test_size, seed, asked.target)
         estimator = make_pipeline(model, schema, X, y, seed)
     printer.say(
-        f"{table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict, {len(set(y.tolist()))} classes\n"
+        f"{asked.table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict, {len(set(y.tolist()))} classes\n"
     )
 
     from fullconformal import compare as compare_methods
@@ -247,8 +251,10 @@ def make_pipeline(model: str, schema: Any, X: Any, y: Any, seed: int) -> Any:
 
 
 def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> tuple[dict[str, Any], list[str]]:
-    """Options of FullConformalClassifier that suit the model and the size of the table, and the reasons to print."""
+    """Options of the predictor that suit the model and the size of the table, the method first, and the reasons to print."""
     n = len(y)
+    if method == "split":
+        return {"method": method}, ["part of the rows trains the model, the others calibrate it"]
     if model == "lr":
         from fullconformal.methods.convex import symmetric_seconds
 
@@ -259,8 +265,8 @@ def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> t
         # At most ten minutes to predict a table as large as the training table.
         if seconds <= 600:
             return {"method": "symmetric"}, ["its sets are exactly valid"]
-        slow = f"exactly valid sets (--method symmetric) would take about {seconds / 60:,.0f} minutes"
-        return {"method": "influence"}, [f"an approximation; {slow} for a table of this size"]
+        slow = f"full CP (--method symmetric) would take about {seconds / 60:,.0f} minutes for a table of this size"
+        return {"method": "split"}, [f"its sets are exactly valid; {slow}"]
     if model == "forest":
         return {"method": method}, ["from one fit; its coverage is measured, not proved"]
     if model == "boosting":
@@ -270,7 +276,7 @@ def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> t
     options, reasons = {"method": method, "max_epochs": epochs}, [f"{epochs} epochs of training"]
     p = sum(q.numel() for q in estimator[-1].parameters() if q.requires_grad)
     # Up to n·p² = 2e11 the curvature of all layers takes about a minute.
-    if method in ("auto", "influence") and n * float(p) ** 2 > 2e11:
+    if method == "influence" and n * float(p) ** 2 > 2e11:
         options["curvature"] = "last_layer"
         reasons.append(f"the curvature of the last layer only, because that of all {p:,} parameters would be slow")
     return options, reasons
