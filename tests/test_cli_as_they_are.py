@@ -1,6 +1,7 @@
 """Tables as people have them: money, percent, placeholders, dates, codes, tabs, semicolons, workbooks; and what is said of them."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -243,3 +244,55 @@ def test_a_quantity_as_target_is_noticed_in_python_too():
         FullConformalClassifier(KNeighborsClassifier()).fit(X, prices)
     with pytest.raises(ValueError, match=r"such as .*a quantity, not classes. Predict it with FullConformalRegressor"):
         FullConformalClassifier().fit(X, X[:, 0])
+
+
+def page_data(path):
+    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.S)[1])
+
+
+def test_a_page_with_names_a_column_written_p_values_and_split_beside(people, tmp_path, monkeypatch):  # noqa: F811
+    new = pd.read_csv(people / "new.csv")
+    new["who"] = [f"person {k}" for k in range(len(new))]
+    new["team"] = np.where(np.arange(len(new)) % 3, "A", None)
+    new.loc[4, "income"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    model, sets, page = people / "model", tmp_path / "sets.csv", tmp_path / "it.html"
+    words = ("report", model, tmp_path / "new.csv", "-o", page, "--drop-missing", "--keep", "who", "--by", "team")
+    ok(*words)
+    plain = page_data(page)
+    assert plain["identifiers"][:5] == ["person 0", "person 1", "person 2", "person 3", "person 5"]
+    assert (
+        plain["parts"][0]["name"] == "team" and plain["parts"][0]["labels"] == ["A", "missing"] and plain["part"] == 1
+    )
+    ok("predict", model, tmp_path / "new.csv", "-o", sets, "-q")
+    # Only three rows are computed again.
+    asked = []
+    known = FullConformalClassifier.predict_epsilon
+    monkeypatch.setattr(
+        FullConformalClassifier, "predict_epsilon", lambda *a, **k: asked.append(len(a[1])) or known(*a, **k)
+    )
+    ok(*words, "--sets", sets, "--trained-on", people / "old.csv")
+    found = page_data(page)
+    assert asked == [3] and found["entry"][0] == plain["entry"][0]
+    assert found["methods"] == ["full CP (symmetric, deleted)", "split CP"]
+    # Of other rows, or not from predict.
+    ok("predict", model, people / "new.csv", "-o", sets, "-q")
+    pd.read_csv(sets)[::-1].to_csv(sets, index=False)
+    assert "has other p-values than the predictor gives" in refused(*words, "--sets", sets)
+    pd.read_csv(sets)[1:].to_csv(sets, index=False)
+    assert "rows and the table" in refused(*words, "--sets", sets)
+    assert "lacks the columns 'p_high'" in refused(*words, "--sets", tmp_path / "new.csv")
+    assert "--by 'tema' is not a column of the table; did you mean 'team'?" in refused(*words, "--by", "tema")
+
+
+def test_a_page_on_intervals_with_names_and_a_column(tmp_path):
+    frame = table(rent=np.linspace(300.5, 900, N), who=[f"flat {k}" for k in range(N)])
+    frame.to_csv(tmp_path / "it.csv", index=False)
+    model, page = tmp_path / "model", tmp_path / "it.html"
+    ok("fit", tmp_path / "it.csv", "--target", "rent", "-o", model, "--drop", "who", "--method", "exact")
+    words = ("report", model, tmp_path / "it.csv", "-o", page, "--keep", "who", "--by", "y")
+    ok(*words, "--trained-on", tmp_path / "it.csv")
+    found = page_data(page)
+    assert found["identifiers"][0] == "flat 0" and found["groupings"][found["part"]]["name"] == "y"
+    assert len(found["methods"]) == 2 and found["methods"][1] == "split CP"
+    assert "--sets goes with classes" in refused(*words, "--sets", tmp_path / "it.csv")

@@ -255,11 +255,11 @@ def test_the_table_holds_all_numbers_at_any_width(compared, width):
     assert "80 %" in text and "90 %" in text and f"{len(compared.y)} objects, 3 labels" in " ".join(text.split())
 
 
-def made_up(sizes):
-    """A comparison at one level, 0.9, of methods with the given (coverage, its error, size)."""
+def made_up(m, sizes):
+    """A comparison of m objects at one level, 0.9, of methods with the given (objects covered, size)."""
     records = []
-    for name, (value, se, size) in sizes.items():
-        found = {"coverage": (value, se), "mean_size": (size, 0.1), "class_coverage_gap": (0.0, 0.0)}
+    for name, (covered, size) in sizes.items():
+        found = {"coverage": (covered / m, math.nan), "mean_size": (size, 0.1), "class_coverage_gap": (0.0, 0.0)}
         records += [Record(name, 0.9, metric, *estimate) for metric, estimate in found.items()]
         for metric in (
             "size_auc",
@@ -270,23 +270,29 @@ def made_up(sizes):
             "predict_seconds",
         ):
             records.append(Record(name, math.nan, metric, 0.0, math.nan))
-    return Comparison(list(sizes), np.array([0.9]), np.zeros(5), np.arange(2), records, {}, {}, {})
+    return Comparison(list(sizes), np.array([0.9]), np.zeros(m), np.arange(2), records, {}, {}, {})
 
 
 @pytest.mark.parametrize(
-    ("sizes", "marked"),
+    ("m", "sizes", "marked"),
     [
-        ({"a": (0.90, 0.01, 1.2), "b": (0.95, 0.01, 1.1), "c": (0.80, 0.01, 0.9)}, {"b"}),  # c misses too often
-        ({"a": (0.881, 0.01, 1.0), "b": (0.95, 0.01, 1.1)}, {"a"}),  # within two standard errors
-        ({"a": (0.879, 0.01, 1.0), "b": (0.95, 0.01, 1.1)}, {"b"}),
-        ({"a": (0.95, 0.01, 1.1), "b": (0.95, 0.01, 1.1)}, {"a", "b"}),
-        ({"a": (0.5, 0.01, 1.1), "b": (0.5, 0.01, 1.1)}, set()),
-        ({"a": (1.0, math.nan, 1.1), "b": (0.0, math.nan, 1.0)}, {"a"}),  # one object: no standard error
+        (1000, {"a": (900, 1.2), "b": (950, 1.1), "c": (800, 0.9)}, {"b"}),  # c misses too often
+        (1000, {"a": (885, 1.0), "b": (950, 1.1)}, {"a"}),  # its interval reaches 0.9
+        (1000, {"a": (875, 1.0), "b": (950, 1.1)}, {"b"}),
+        (1000, {"a": (950, 1.1), "b": (950, 1.1)}, {"a", "b"}),
+        (1000, {"a": (500, 1.1), "b": (500, 1.1)}, set()),
+        (3, {"a": (1, 0.4)}, set()),  # two standard errors would reach 0.9
+        (1, {"a": (1, 1.1), "b": (0, 1.0)}, {"a"}),
     ],
 )
-def test_the_smallest_valid_sets_are_marked(sizes, marked):
-    lines = str(made_up(sizes)).split("size AUC")[0].splitlines()
+def test_the_smallest_valid_sets_are_marked(m, sizes, marked):
+    lines = str(made_up(m, sizes)).split("size AUC")[0].splitlines()
     assert {line.split()[0] for line in lines if line.endswith("*")} == marked
+    # The methods whose interval lies below the level, by another implementation of it.
+    low = {
+        k for k, (covered, _) in sizes.items() if stats.binomtest(covered, m).proportion_ci(method="wilson").high < 0.9
+    }
+    assert not low & marked
 
 
 def test_the_frame_is_tidy(compared):

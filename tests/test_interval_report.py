@@ -43,7 +43,7 @@ def test_the_page_holds_every_number_it_shows():
 def test_many_objects_are_drawn_in_part_and_counted_in_whole():
     intervals, y = ends(1000)
     page = render_interval_report({"ours": intervals}, y, LEVELS)
-    assert len(data_of(page)["shown"]) == 400 and "400 of 1,000" in page
+    assert data_of(page)["drawn"] == 400 and "400 of 1,000" in page
     assert sum(data_of(page)["groupings"][0]["points"]) == 1000
 
 
@@ -55,8 +55,22 @@ def test_features_of_words_are_parts_and_columns_that_cannot_be_are_left_out():
     )["groupings"]
     assert [group["name"] for group in groups[2:]] == ["word", "id"] and groups[2]["labels"] == ["a", "b"]
     values = np.where(np.arange(20) == 3, np.nan, 1.0)[:, None]
-    groups = data_of(render_interval_report({"ours": intervals}, y, LEVELS, rows=values))["groupings"]
-    assert len(groups) == 2
+    groups = data_of(render_interval_report({"ours": intervals}, y, LEVELS, rows=values, feature_names=["gaps"]))[
+        "groupings"
+    ]
+    assert groups[2]["labels"] == ["1", "missing"] and groups[2]["points"] == [19, 1]
+
+
+def test_missed_objects_are_on_the_page_by_their_names():
+    intervals, y = ends(1000)
+    y[777] = 99.0
+    names = [f"flat {i}" for i in range(1000)]
+    found = data_of(
+        render_interval_report({"ours": intervals}, y, LEVELS, identifiers=names, by={"half": np.arange(1000) < 500})
+    )
+    assert found["drawn"] == 400 and 777 in found["shown"]
+    assert found["identifiers"] == [names[i] for i in found["shown"]]
+    assert found["groupings"][found["part"]]["name"] == "half"
 
 
 def test_a_regressor_writes_its_page(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from scipy.stats import binomtest
 from sklearn.datasets import load_digits, load_iris
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -87,7 +88,12 @@ def test_the_numbers_stand_in_the_html():
         ("singleton", "singleton_rate"),
         ("empty", "empty_rate"),
     ]:
-        assert float(tiles[name]) == found[key].value and float(tiles[f"{name}_se"]) == found[key].se
+        assert float(tiles[name]) == found[key].value
+        if name == "size":
+            assert float(tiles["size_se"]) == found[key].se
+        else:
+            known = binomtest(round(60 * found[key].value), 60).proportion_ci(method="wilson")
+            np.testing.assert_allclose([float(tiles[f"{name}_low"]), float(tiles[f"{name}_high"])], known, atol=1e-12)
     assert f"{100 * found['coverage'].value:.1f}\u00a0%" in html and f"{found['mean_size'].value:.3f}" in html
     rows = re.findall(r'data-cell="coverage" value="([^"]+)"', html)
     assert [float(v) for v in rows] == [metrics.summary(values, y, 0.8)["coverage"].value for values in p.values()]
@@ -109,6 +115,31 @@ def test_diagnostics_are_shown_and_warnings_come_first():
     assert "give one warning" not in render_report({"a": some_p()}, RNG.integers(4, size=60), diagnostics=["all fine"])
 
 
+def test_parts_are_fifths_words_and_what_is_missing():
+    p, y = some_p(60), RNG.integers(4, size=60)
+    rows = pd.DataFrame({
+        "age": np.where(np.arange(60) % 6, np.arange(60.0), np.nan), "town": ["Ulm", "Köln", None] * 20, "flag": [0, 1] * 30,
+        "name": [f"n{k}" for k in range(60)], "one": 1,
+    })  # fmt: skip
+    data = embedded(render_report({"ours": p}, y, rows=rows, by="town"))
+    found = {part["name"]: part for part in data["parts"]}
+    assert list(found) == ["town", "age", "flag"] and data["part"] == 1
+    assert found["town"]["labels"] == ["Köln", "Ulm", "missing"] and found["flag"]["labels"] == ["0", "1"]
+    assert np.frombuffer(base64.b64decode(found["town"]["of"]), np.uint8).tolist() == [1, 0, 2] * 20
+    ages = np.frombuffer(base64.b64decode(found["age"]["of"]), np.uint8)
+    assert found["age"]["labels"][-1] == "missing" and len(found["age"]["labels"]) == 6
+    assert (np.bincount(ages) == 10).all() and (ages[::6] == 5).all()
+    assert embedded(render_report({"ours": p}, y, rows=rows))["part"] == 0
+
+
+@pytest.mark.parametrize("title", ["income_model on people-of-2024.csv", "_", "", "a<b"])
+def test_a_title_is_broken_between_words_only(title):
+    html = render_report({"a": some_p()}, RNG.integers(4, size=60), title=title)
+    shown = re.search(r"<h1>(.*?)</h1>", html, re.S)[1]
+    assert shown.replace("<wbr>", "").replace("&lt;", "<") == title
+    assert "people-<wbr>of-<wbr>2024.<wbr>csv" in shown or "people" not in title
+
+
 # Hostile text
 
 
@@ -126,6 +157,8 @@ def test_nothing_given_can_leave_its_place():
         title=HOSTILE,
         rows=rows,
         diagnostics=[HOSTILE, f"!{HOSTILE}"],
+        identifiers=[HOSTILE] * 60,
+        by={HOSTILE: y, "<b>": y},
     )
     assert html.count("<script") == 2 and html.count("</script") == 2 and html.count("</style") == 1
     assert (
@@ -168,7 +201,11 @@ def test_of_many_objects_some_are_shown_and_all_are_counted():
     html = render_report({"ours": p}, y, rows=np.arange(2500)[:, None], proba=p)
     data = embedded(html)
     shown = data["shown"]
-    assert len(shown) == 1000 and shown[0] == 0 and shown[-1] == 2499 and len(set(shown)) == 1000
+    assert len(set(shown)) == 1000 and shown == sorted(shown)
+    # Those that are missed at the level of the page are among them, as far as they are not more than half.
+    missed = np.flatnonzero(~prediction_sets(p, 0.9)[np.arange(2500), y])
+    assert len(missed) < 500 and set(missed) <= set(shown)
+    assert (np.diff(shown) < 5).all()
     assert [row[0] for row in data["rows"]["values"]] == shown
     assert data["predicted"]["label"] == p[shown].argmax(axis=1).tolist()
     assert len(base64.b64decode(data["entry"][0])) == 2500 * 3 and "1,000 of 2,500" in html
@@ -243,6 +280,12 @@ def test_cells_are_short_and_missing_values_are_null():
         ({"rows": np.zeros((2, 3))}, "rows must have one entry for each"),
         ({"rows": np.zeros((1, 3)), "feature_names": ["a"]}, "feature_names must hold one name for each of the 3"),
         ({"proba": [[0.5]]}, "proba must be finite"),
+        ({"identifiers": ["a", "b"]}, "identifiers must hold one name for each of the 1 objects, got 2"),
+        (
+            {"by": "town", "rows": pd.DataFrame({"age": [3]})},
+            "by names 'town', which is no column of the rows; they are 'age'",
+        ),
+        ({"by": {"town": ["a", "b"]}}, r"by\['town'\] must hold one value for each of the 1 objects"),
     ],
 )
 def test_invalid_input_raises_an_error_that_names_the_argument(given, words):

@@ -169,6 +169,7 @@ def _run_regressor(out: IntervalComparison, name: str, method: Any, data: tuple[
     start = time.perf_counter()
     method.fit(*data)
     fitted = time.perf_counter()
+    out.guarantees[name] = method.guarantee_.word
     intervals = method.predict_interval(X_test, out.levels.tolist())
     seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
     add_regressor(out, name, intervals, method.predict(X_test), seconds)

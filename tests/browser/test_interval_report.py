@@ -109,6 +109,10 @@ def test_every_object_is_drawn_and_the_missed_ones_are_marked(visit, methods, le
     assert sorted(marked) == missed.tolist()
     assert page.locator(".object").count() == len(y)
     assert page.locator("#missed-count").text_content() == f"{len(missed)} of {len(y)} drawn are missed"
+    shown = page.locator("[data-missed]").evaluate_all("(rows) => rows.map((row) => Number(row.dataset.missed))")
+    outside = np.maximum(ends[:, 0] - y, y - ends[:, 1])
+    # The page has the ends in float32.
+    np.testing.assert_allclose(outside[shown], np.sort(outside[missed])[::-1][:12], rtol=1e-4, atol=1e-3)
     title = page.locator('[data-object="7"] title').text_content()
     assert title.startswith(f"object 7: {y[7]:.4g}") and ("∞" in title) == (level > 0.99)
 

@@ -63,6 +63,8 @@ def folder(tmp_path_factory):
     )
     names = [f"a feature with a long name, number {j}" for j in range(12)]
     write_report(folder / "rows.html", P, TRUTH, classes=CLASSES, rows=rng.normal(size=(M, 12)), feature_names=names,
+                 title="income_predictor on people_of_the_second_survey.csv", identifiers=[f"Patient {i}" for i in range(M)],
+                 by={"town": np.array(["Köln", "Ulm", None] * (M // 3), dtype=object)},
                  diagnostics=["! mind the gap", "all else is well"], **common)  # fmt: skip
     wild = np.array(HOSTILE)[Y]
     write_report(folder / "hostile.html", {HOSTILE[0]: P["ours"][:, :4], HOSTILE[1]: P["theirs"][:, :4]}, wild, classes=HOSTILE,
@@ -150,10 +152,15 @@ def check_numbers(page, level):
             )
             if row == 0:
                 assert shown_number(page, name) == pytest.approx(told[metric].value, abs=1e-12)
-                assert shown_number(page, f"{name}_se") == pytest.approx(told[metric].se, abs=1e-12)
+                if name == "size":
+                    assert shown_number(page, "size_se") == pytest.approx(told[metric].se, abs=1e-12)
+                    continue
+                known = binomtest(round(M * told[metric].value), M).proportion_ci(method="wilson")
+                for end, value in (("low", known.low), ("high", known.high)):
+                    assert shown_number(page, f"{name}_{end}") == pytest.approx(value, abs=1e-12)
     known = metrics.class_coverage(prediction_sets(P["ours"], level), TRUTH, CLASSES)
-    cells = page.locator("[data-class]").all()
-    assert [CLASSES[int(cell.get_attribute("data-class"))] for cell in cells] == list(known)
+    cells = page.locator("[data-bin]").all()
+    assert [CLASSES[int(cell.get_attribute("data-bin"))] for cell in cells] == list(known)
     for cell, estimate in zip(cells, known.values(), strict=True):
         assert float(cell.get_attribute("value")) == pytest.approx(estimate.value, abs=1e-12)
 
@@ -186,6 +193,59 @@ def test_every_position_counts_what_the_metrics_count(visit):
         sets = prediction_sets(P["ours"], level)
         known = [sets[np.arange(M), Y].mean(), sets.sum(axis=1).mean(), (~sets.any(axis=1)).mean()]
         np.testing.assert_allclose(np.array(shown, dtype=float), known, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+def test_sizes_and_pairs_are_counted(visit, level):
+    page = visit("pictures")
+    move(page, levels_of(page).index(level))
+    sets = prediction_sets(P["ours"], level)
+    size, covered = sets.sum(axis=1), sets[np.arange(M), Y]
+    values = "(name) => Object.fromEntries([...document.querySelectorAll(`[data-${name}]`)].map((e) => [e.dataset[name], Number(e.value)]))"
+    shares, rates = page.evaluate(values, "share"), page.evaluate(values, "covered")
+    assert sorted(map(int, shares)) == sorted(set(size.tolist()))
+    for k in map(int, shares):
+        assert shares[str(k)] == pytest.approx((size == k).mean(), abs=1e-12)
+        assert rates[str(k)] == pytest.approx(covered[size == k].mean(), abs=1e-12)
+    cells = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('[data-pair]')].map((e) => [e.dataset.pair, e.textContent]))"
+    )
+    for a in range(5):
+        for b in range(5):
+            known = (sets[:, a] & (size == 1)).sum() if a == b else (sets[:, a] & sets[:, b]).sum()
+            assert int(cells[f"{a} {b}"] or 0) == known
+    told = page.locator("#pairs").text_content()
+    assert told.startswith("Most often: " if (size > 1).any() else "No set holds two labels")
+
+
+def test_coverage_by_a_column_and_names_of_objects(visit):
+    page = visit("rows")
+    assert page.locator("#grouping option").all_text_contents()[:2] == ["true label", "town"]
+    assert page.locator("#grouping").input_value() == "1"
+    covered = prediction_sets(P["ours"], LEVEL)[np.arange(M), Y]
+    shown = page.locator("#group-rows th").all_text_contents()
+    assert shown == ["Köln", "Ulm", "missing"]
+    rates = [float(cell.get_attribute("value")) for cell in page.locator("[data-bin]").all()]
+    towns = np.array(["Köln", "Ulm", "missing"] * (M // 3))
+    assert rates == pytest.approx([covered[towns == town].mean() for town in shown], abs=1e-12)
+    # Missed ones come first, by their names.
+    assert "missed" in page.locator(".card .state").first.text_content()
+    first = int(page.locator(".card").first.get_attribute("data-object"))
+    assert page.locator(".card h3").first.text_content() == f"Patient {first}"
+
+
+def test_the_title_is_not_broken_within_a_word(visit):
+    page = visit("rows", width=320)
+    lines = page.evaluate(
+        """() => { const range = document.createRange(), lines = [];
+            for (const node of document.querySelector('h1').childNodes) if (node.nodeType === 3) for (let k = 0; k < node.length; k++) {
+                range.setStart(node, k); range.setEnd(node, k + 1);
+                const top = Math.round(range.getBoundingClientRect().top), last = lines[lines.length - 1];
+                if (last && last[0] === top) last[1] += node.data[k]; else lines.push([top, node.data[k]]);
+            } return lines.map(([, text]) => text.trim()); }"""
+    )
+    words = re.findall("[a-z]+", page.locator("h1").text_content())
+    assert len(lines) > 1 and re.findall("[a-z]+", "\n".join(lines)) == words
 
 
 def test_filters_count_and_keep_what_they_say(visit):
@@ -246,10 +306,11 @@ def focused(page):
 def test_tab_goes_through_the_page_in_order(visit):
     page = visit("rows")
     order = []
-    for _ in range(17):
+    for _ in range(19):
         page.keyboard.press("Tab")
         order.append(focused(page))
-    assert order == ["Skip", "theme", "Read", "level", "80", "90", "95", "99", "All", "Missed", "Several", "One", "Empty",
+    assert order == ["Skip", "theme", "Read", "level", "80", "90", "95", "99", "Labels", "grouping", "All", "Missed", "Several", "One",
+                     "Empty",
                      "truth", "order", "all", "all"]  # fmt: skip
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
@@ -398,7 +459,7 @@ def test_hostile_labels_are_shown_as_text(visit):
     assert {card["truth"] for card in cards.values()} == set(HOSTILE)
     assert {label for card in cards.values() for label in card["set"]} == set(HOSTILE)
     assert page.locator(".legend .name").first.text_content() == HOSTILE[0]
-    assert page.locator("#class-rows th").all_text_contents() == HOSTILE
+    assert page.locator("#group-rows th").all_text_contents() == HOSTILE
     assert page.locator("#truth option").all_text_contents() == ["any", *HOSTILE]
     assert page.locator(".card dt").first.text_content() == HOSTILE[0]
     assert page.locator("#diagnostics li").all_text_contents() == HOSTILE
@@ -423,7 +484,7 @@ def test_without_javascript_the_numbers_can_be_read(visit):
     assert f"{100 * told['coverage'].value:.1f}\u00a0%" in text and f"{told['mean_size'].value:.3f}" in text
     assert "need JavaScript" in text and "mind the gap" in text
     assert page.locator("#level").is_hidden() and page.locator("#objects").is_hidden()
-    assert page.locator("#class-rows tr").count() == 4
+    assert page.locator("#group-rows tr").count() == 4
 
 
 def test_it_prints_light_and_whole(visit):

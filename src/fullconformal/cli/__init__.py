@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
         except (OSError, ValueError, MemoryError) as error:
             if ctx.params["traceback"] or isinstance(error, BrokenPipeError):
                 raise
-            from fullconformal.cli.tables import visible
+            from fullconformal.cli.printing import visible
 
             click.echo(visible(f"error: {' '.join(str(error).split())}"), err=True)
             ctx.exit(2)

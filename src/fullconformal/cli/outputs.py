@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from fullconformal.cli.schema import as_words, listed
-from fullconformal.cli.tables import Printer, warnings_of
+from fullconformal.cli.printing import Printer
+from fullconformal.cli.schema import Schema, as_words, listed
+from fullconformal.cli.tables import read_new, read_table, warnings_of, with_target
+from fullconformal.metrics.estimates import wilson
 from fullconformal.sets import as_labels
 
 
@@ -56,10 +59,21 @@ def measure(
         fact: dict[str, Any] = {"confidence_level": level, "mean_size": float(sizes.mean())}
         fact |= {"one_label": float((sizes == 1).mean()), "empty": float((sizes == 0).mean())}
         if labelled.any():
-            covered = (sets[labelled, :, k] & truth[labelled]).any(axis=1)
-            fact |= {"coverage": float(covered.mean()), "labelled_rows": int(labelled.sum())}
+            fact |= coverage_of(np.any(sets[labelled, :, k] & truth[labelled], axis=1))
         facts.append(fact)
     return facts
+
+
+def coverage_of(covered: Any) -> dict[str, Any]:
+    """The share of rows (m,) that are covered, its interval, and their number."""
+    m = len(covered)
+    low, high = wilson(int(covered.sum()), m)
+    return {"coverage": float(covered.mean()), "coverage_low": low, "coverage_high": high, "labelled_rows": m}
+
+
+def coverage_text(fact: dict[str, Any]) -> str:
+    """A coverage and its interval."""
+    return f"{fact['coverage']:.1%} ({fact['coverage_low']:.1%} to {fact['coverage_high']:.1%})"
 
 
 def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
@@ -72,13 +86,12 @@ def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
         cells = [f"{fact['confidence_level']:.4g}", f"{fact['mean_size']:.2f}"]
         cells += [f"{fact[share]:.1%}" for share in ("one_label", "empty")]
         if covered:
-            rate, n = fact["coverage"], fact["labelled_rows"]
-            cells.append(f"{rate:.1%} ± {(rate * (1 - rate) / n) ** 0.5:.1%}")
+            cells.append(coverage_text(fact))
         table.add_row(*cells)
     printer.say(table)
     if covered:
         printer.say(
-            f"\ncoverage: share of the sets that hold {target!r}, of {facts[0]['labelled_rows']:,} labelled rows"
+            f"\ncoverage: share of the sets that hold {target!r}, of {facts[0]['labelled_rows']:,} labelled rows, and its 95% interval"
         )
 
 
@@ -107,3 +120,70 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     # Notes are the file's own words.
     kinds = {"table": dict, "source": str}
     return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}
+
+
+def known_labels(frame: pd.DataFrame, clf: Any, schema: Schema, table: Path) -> Any:
+    """The target (m,), all of whose labels the predictor must know."""
+    y = schema.labels(frame)
+    unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))
+    if unknown:
+        raise ValueError(f"{table} has labels that the predictor does not know: {unknown[:5]}; leave these rows out.")
+    return y
+
+
+def identifiers(frame: pd.DataFrame, keep: tuple[str, ...]) -> list[str] | None:
+    """What the objects are called: the columns that are kept, joined."""
+    words = [as_words(frame[name]).fillna("missing") for name in keep]
+    return [" · ".join(cells) for cells in zip(*words, strict=True)] if words else None
+
+
+def written_p(path: Path, clf: Any, schema: Schema, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """The p-values (m, C) that `predict` wrote for a table; three rows are computed again, to see that they are this predictor's."""
+    from fullconformal.cli.task import is_regressor
+
+    if is_regressor(clf):
+        raise ValueError(
+            "--sets goes with classes: a page on intervals needs more levels than `predict` writes; leave it out."
+        )
+    found, names = read_table(path), [f"p_{label}" for label in clf.classes_]
+    if absent := [name for name in names if name not in found.columns]:
+        raise ValueError(f"--sets {path} lacks the columns {listed(absent)}; give what `fullconformal predict` wrote.")
+    m = len(frame)
+    if len(found) != m:
+        raise ValueError(
+            f"--sets {path} has {len(found):,} rows and the table {m:,}; give what `predict` wrote for it."
+        )
+    p: npt.NDArray[np.float64] = found[names].to_numpy(np.float64)
+    few = np.unique([0, m // 2, m - 1])
+    # Six digits are written.
+    if not np.allclose(p[few], clf.predict_epsilon(schema.objects(frame).iloc[few]), rtol=1e-5, atol=1e-9):
+        raise ValueError(
+            f"--sets {path} has other p-values than the predictor gives for these rows; leave it out, or predict them again."
+        )
+    return p
+
+
+def split_beside(
+    clf: Any, schema: Schema, table: Path, sep: str | None, drop_missing: bool, printer: Printer
+) -> dict[str, Any]:
+    """Split CP with the same model, fitted to the table that the predictor was fitted on; nothing where that cannot be."""
+    from fullconformal import SplitConformalClassifier, SplitConformalRegressor
+    from fullconformal.cli.task import is_regressor
+
+    frame = with_target(read_new(table, clf, schema, sep=sep), schema.target, "the target", drop_missing, printer)
+    X = schema.objects(frame)
+    known = {"confidence_level": clf.confidence_level, "random_state": 0}
+    split: Any
+    if is_regressor(clf):
+        split, y = SplitConformalRegressor(clf.estimator, **known), schema.quantities(frame)
+    else:
+        split = SplitConformalClassifier(clf.estimator, class_conditional=clf.class_conditional, **known)
+        y = schema.labels(frame)
+    if isinstance(clf, type(split)):
+        printer.note("the predictor is split CP itself: nothing is shown beside it.")
+        return {}
+    try:
+        return {"split CP": split.fit(X, y)}
+    except ValueError as error:
+        printer.note(f"split CP is not shown beside it: {error}")
+        return {}

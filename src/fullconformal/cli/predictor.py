@@ -36,13 +36,14 @@ def predict(
     import numpy as np
 
     from fullconformal.cli import outputs, tables
+    from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import check_name, listed
     from fullconformal.cli.task import is_regressor
     from fullconformal.sets import prediction_sets
 
     tables.check_output(out, predictor, table)
     tables.check_format(out, *tables.TABLES)
-    printer = tables.Printer(quiet, as_json, out)
+    printer = Printer(quiet, as_json, out)
     clf, schema, notes = tables.load_with_schema(predictor, model)
     if is_regressor(clf):
         from fullconformal.cli import regression
@@ -89,6 +90,7 @@ def predict(
 def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Describe the saved PREDICTOR: its method, classes, columns and diagnostics."""
     from fullconformal.cli import outputs, tables
+    from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import listed
     from fullconformal.cli.task import is_regressor
 
@@ -100,7 +102,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     else:
         facts = outputs.facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
-    printer = tables.Printer(False, as_json)
+    printer = Printer(False, as_json)
     printer.json(facts)
     printer.say(f"{facts['predictor']}, {tables.file_size(predictor)}")
     rows = {
@@ -128,40 +130,52 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
 @click.option("-o", "--out", type=PATH, default=Path("report.html"), show_default=True,
               help="The HTML file to write.")  # fmt: skip
 @click.option("--title", default=None, help="The title of the page; by default it names the two files.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="A column that names the objects; can be repeated.")
+@click.option("--by", multiple=True, metavar="COLUMN", help="A column to show the coverage by; can be repeated.")
+@click.option("--sets", type=PATH, default=None, metavar="FILE",
+              help="What `predict` wrote for TABLE: its p-values are not computed again.")  # fmt: skip
+@click.option("--trained-on", type=PATH, default=None, metavar="TABLE",
+              help="The table the predictor was fitted on: shows split CP, fitted to it, beside.")  # fmt: skip
 @options.factory_option
 @options.missing_option
 @options.sep_option
 @options.quiet_option
 def report(
-    predictor: Path, table: Path, out: Path, title: str | None, model: str | None, drop_missing: bool, sep: str | None,
-    quiet: bool,
+    predictor: Path, table: Path, out: Path, title: str | None, keep: tuple[str, ...], by: tuple[str, ...], sets: Path | None,
+    trained_on: Path | None, model: str | None, drop_missing: bool, sep: str | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Write an HTML page about the sets of the saved PREDICTOR for the labelled rows of TABLE (CSV, TSV, Excel or Parquet).
 
     Use rows that it was not fitted on.
     """
-    from fullconformal.cli import tables
+    from fullconformal.cli import outputs, tables
+    from fullconformal.cli.printing import Printer
+    from fullconformal.cli.schema import check_name
     from fullconformal.cli.task import is_regressor
 
-    tables.check_output(out, predictor, table)
+    tables.check_output(out, *(path for path in (predictor, table, sets, trained_on) if path is not None))
     tables.check_format(out, ".html", ".htm")
-    printer = tables.Printer(quiet)
+    printer = Printer(quiet)
     clf, schema, notes = tables.load_with_schema(predictor, model)
-    if is_regressor(clf):
-        from fullconformal.cli import regression
-
-        title = title or f"{predictor.stem} on {table.name}"
-        regression.report(clf, schema, notes, table, out, title, sep, drop_missing, printer)
-        return
-    frame = tables.read_new(table, clf, schema, sep=sep)
+    frame = tables.read_new(table, clf, schema, [name for name in keep if name not in schema.numbers], sep)
+    for option, names in (("--keep", keep), ("--by", by)):
+        for name in names:
+            check_name(frame, name, option)
+    given = {} if sets is None else {"p": outputs.written_p(sets, clf, schema, frame)}
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
-    y = schema.labels(frame)
-    unknown = sorted(set(y.tolist()) - set(clf.classes_.tolist()))
-    if unknown:
-        raise ValueError(f"{table} has labels that {predictor} does not know: {unknown[:5]}; leave these rows out.")
+    given = {name: p[frame.index] for name, p in given.items()}
+    y = schema.quantities(frame) if is_regressor(clf) else outputs.known_labels(frame, clf, schema, table)
     tables.repeat_warnings(notes, printer)
     X = tables.objects_of(frame, clf, schema, notes, printer)
-    clf.set_params(verbose=printer.verbose)
+    shown = {
+        "title": title or f"{predictor.stem} on {table.name}",
+        "identifiers": outputs.identifiers(frame, keep),
+        "by": {name: frame[name].to_numpy() for name in by} or None,
+        "diagnostics": [f"! {text}" for text in tables.warnings_of(notes)],
+    }
     with printer.warnings_as_notes():
-        clf.report(X, y, out, title=title or f"{predictor.stem} on {table.name}")
+        others = {} if trained_on is None else outputs.split_beside(clf, schema, trained_on, sep, drop_missing, printer)
+        if "verbose" in clf.get_params(deep=False):
+            clf.set_params(verbose=printer.verbose)
+        clf.report(X, y, out, others=others, **shown, **given)
     printer.say(f"{len(y):,} rows in {out.resolve()} ({tables.file_size(out)}): open it in a browser")

@@ -14,8 +14,10 @@ from rich import box
 from rich.table import Table
 
 from fullconformal.cli import tables
+from fullconformal.cli.outputs import coverage_of, coverage_text
+from fullconformal.cli.printing import Printer
 from fullconformal.cli.schema import Schema, check_name, encoder
-from fullconformal.cli.tables import Asked, Printer
+from fullconformal.cli.tables import Asked
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -127,8 +129,7 @@ def measure(ends: FloatArray, levels: list[float], y: FloatArray) -> list[dict[s
         fact["mean_width"] = metrics.mean_width(at[finite]).value if finite.any() else None
         fact["median_width"] = metrics.median_width(at[finite]).value if finite.any() else None
         if known.any():
-            covered = metrics.interval_coverage(at[known], y[known])
-            fact |= {"coverage": covered.value, "coverage_se": covered.se, "labelled_rows": int(known.sum())}
+            fact |= coverage_of((at[known, 0] <= y[known]) & (y[known] <= at[known, 1]))
         facts.append(fact)
     return facts
 
@@ -144,12 +145,14 @@ def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
         cells = [f"{fact['confidence_level']:.4g}", *("–" if width is None else f"{width:.4g}" for width in widths)]
         cells.append(f"{fact['infinite']:.1%}")
         if covered:
-            cells.append(f"{fact['coverage']:.1%} ± {fact['coverage_se']:.1%}")
+            cells.append(coverage_text(fact))
         table.add_row(*cells)
     printer.say(table)
     if covered:
         rows = facts[0]["labelled_rows"]
-        printer.say(f"\ncoverage: share of the intervals that hold {target!r}, of {rows:,} rows where it is known")
+        printer.say(
+            f"\ncoverage: share of the intervals that hold {target!r}, of {rows:,} rows where it is known, and its 95% interval"
+        )
 
 
 def facts_of(reg: Any, notes: dict[str, Any]) -> dict[str, Any]:
@@ -170,19 +173,6 @@ def facts_of(reg: Any, notes: dict[str, Any]) -> dict[str, Any]:
     # Notes are the file's own words.
     kinds = {"table": dict, "source": str}
     return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}
-
-
-def report(
-    reg: Any, schema: Schema, notes: dict[str, Any], table: Path, out: Path, title: str, sep: str | None, drop_missing: bool,
-    printer: Printer,
-) -> None:  # fmt: skip
-    """Write the page about intervals of labelled rows."""
-    frame = tables.read_new(table, reg, schema, sep=sep)
-    frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
-    y = schema.quantities(frame)
-    with printer.warnings_as_notes():
-        reg.report(tables.objects_of(frame, reg, schema, notes, printer), y, out, title=title)
-    printer.say(f"{len(y):,} rows in {out.resolve()} ({tables.file_size(out)}): open it in a browser")
 
 
 def compare(asked: Asked, model: str, confidence: tuple[float, ...], test_size: float, printer: Printer) -> Any:

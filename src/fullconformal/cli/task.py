@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fullconformal.cli.printing import Printer
 from fullconformal.cli.schema import MAX_CODES, TableError, is_number, is_quantity, listed, stray_words
-from fullconformal.cli.tables import Asked, Printer, read_table
+from fullconformal.cli.tables import Asked, read_table
 
 
 def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:

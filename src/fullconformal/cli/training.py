@@ -43,12 +43,13 @@ def fit(
 ) -> None:  # fmt: skip
     """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
     from fullconformal.cli import tables
+    from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import listed
     from fullconformal.cli.task import is_quantity_wanted
 
     tables.check_output(out, table)
     model = checked_model(model)
-    printer = tables.Printer(quiet, as_json)
+    printer = Printer(quiet, as_json)
     asked = tables.Asked(table, target, drop, categorical, sep, drop_missing, seed)
     if is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
@@ -130,13 +131,14 @@ def compare(
     `fullconformal compare digits` uses the images of digits that come with scikit-learn.
     """
     from fullconformal.cli import tables
+    from fullconformal.cli.printing import Printer, visible
     from fullconformal.cli.task import is_quantity_wanted
 
     model = checked_model(model)
     if out is not None:
         tables.check_output(out, table)
         tables.check_format(out, *tables.TABLES)
-    printer = tables.Printer(quiet, as_json, out)
+    printer = Printer(quiet, as_json, out)
     digits = str(table) == "digits" and not table.exists()
     if target is None and not digits:
         raise ValueError("name the column to predict: --target COLUMN")
@@ -157,7 +159,7 @@ def compare(
     if quiet or as_json:
         # Otherwise the table shows them.
         for name, error in comparison.errors.items():
-            click.echo(tables.visible(f"{name} failed: {type(error).__name__}: {error}"), err=True)
+            click.echo(visible(f"{name} failed: {type(error).__name__}: {error}"), err=True)
     if out is not None and not printer.to_stderr:
         printer.say(f"\nall figures: {out}")
 

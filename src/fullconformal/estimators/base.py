@@ -325,6 +325,8 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         feature_names: Sequence[Any] | None = None,
         others: Mapping[str, Any] | None = None,
         title: str = "Prediction sets",
+        p: Any = None,
+        **shown: Any,
     ) -> Path:
         """Write a page about the sets of labelled objects: one HTML file that needs no network.
 
@@ -343,6 +345,11 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         others : mapping, optional
             Methods to stand beside this one: a name, and a fitted conformal classifier or p-values (m, C).
         title : str, default="Prediction sets"
+        p : array (m, C), optional
+            The p-values of X, if they are known already; they are computed by default.
+        **shown
+            ``identifiers`` (m names of the objects), ``by`` (columns of X, or a mapping of names to arrays (m,), to show the coverage
+            by) and ``diagnostics`` (sentences to add; a warning begins with ``!``).
 
         Returns
         -------
@@ -364,21 +371,22 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         check_folder(path)
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
-        p = self._beside(X, others or {})
+        sentences = [f"The guarantee is {self.guarantee_}.", *self.notes(), *shown.pop("diagnostics", ())]
+        found = self._beside(X, others or {}, p)
         X = inputs.array(X) if isinstance(X, Tensor) else X
         images = X if images is None and np.ndim(X) > 2 else images
         return write_report(
-            path, p, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
+            path, found, y, classes=self.classes_, confidence_level=self.confidence_level, title=title,
             n_train=self.n_samples_fit_, images=images,
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
-            proba=self.predict_proba(X), diagnostics=[f"The guarantee is {self.guarantee_}.", *self.notes()],
+            proba=self.predict_proba(X), diagnostics=list(dict.fromkeys(sentences)), **shown,
         )  # fmt: skip
 
-    def _beside(self, X: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-        """By the name of the method, the largest ε (m, C) of this one, and those of others or what was given for them."""
+    def _beside(self, X: Any, others: Mapping[str, Any], p: Any = None) -> dict[str, Any]:
+        """By the name of the method, the largest ε (m, C) of this one unless given, and those of others or what was given for them."""
         if self.display_name in others:
             raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
-        methods = {self.display_name: self, **others}
+        methods = {self.display_name: self if p is None else p, **others}
         return {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
 
     def verify_labels(self) -> int:

@@ -124,6 +124,9 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         feature_names: Sequence[Any] | None = None,
         others: Mapping[str, Any] | None = None,
         title: str = "Prediction intervals",
+        identifiers: Sequence[Any] | None = None,
+        by: Any = None,
+        diagnostics: Sequence[str] = (),
         **options: Any,
     ) -> Path:
         """Write a page about the intervals of labelled objects: one HTML file that needs no network.
@@ -141,6 +144,12 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         others : mapping, optional
             Methods to stand beside this one: a name, and a fitted conformal regressor.
         title : str, default="Prediction intervals"
+        identifiers : sequence of m names, optional
+            What the objects are called; by default they are numbered.
+        by : name, sequence of names, or mapping of names to arrays (m,), optional
+            Columns of X, or others, to show the coverage by first.
+        diagnostics : sequence of str, optional
+            Sentences to add; a warning begins with ``!``.
         **options
             Those of `predict_interval`.
 
@@ -174,7 +183,7 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         return write_interval_report(
             path, ends, truth, levels, prediction=self.predict(X), confidence_level=self.confidence_level, title=title,
             n_train=self.n_samples_fit_, rows=X.toarray() if issparse(X) else X, feature_names=feature_names,
-            guarantee=str(self.guarantee_), diagnostics=self.notes(),
+            guarantee=str(self.guarantee_), identifiers=identifiers, by=by, diagnostics=[*self.notes(), *diagnostics],
         )  # fmt: skip
 
     def _levels(self, confidence_level: Any, options: Any) -> FloatArray:

@@ -129,7 +129,7 @@ class FittedSymmetric(FittedProblem):
         if seconds > 60:
             warnings.warn(
                 f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.n_classes} classes, "
-                f"{d * self.bag.K} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",
+                f"{self.problem.p} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",
                 ConformalWarning,
                 stacklevel=4,
             )

@@ -35,6 +35,20 @@ class Estimate(NamedTuple):
         return f"{self.value:.3f} ± {self.se:.3f}"
 
 
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share; unlike a standard error it is not zero if all or none succeed.
+
+    Examples
+    --------
+    >>> [round(end, 3) for end in wilson(20, 20)]
+    [0.839, 1.0]
+    """
+    z, share = 1.959963984540054**2 / trials, successes / trials
+    middle = (share + z / 2) / (1 + z)
+    half = np.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
+    return (0.0 if successes == 0 else float(middle - half)), (1.0 if successes == trials else float(middle + half))
+
+
 class Curve(NamedTuple):
     """Means ``value`` (L,) and their standard errors ``se`` (L,) at ``epsilons`` (L,)."""
 

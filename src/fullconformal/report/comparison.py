@@ -79,12 +79,7 @@ class Comparison(MethodTable):
         level : float, optional
             The confidence level, for ``metric="mean_size"``.
         """
-        if metric not in (*ON_P, "mean_size"):
-            raise ValueError(f"metric={metric!r} is unknown; allowed: {', '.join(map(repr, (*ON_P, 'mean_size')))}.")
-        for method in (a, b):
-            # Raises if there is no such number.
-            self.estimate(method, metric, level)
-        return metrics.welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
+        return self._welch(a, b, metric, level, (*ON_P, "mean_size"))
 
     def _per_object(self, method: str, metric: str, level: float | None) -> FloatArray:
         """The metric (m,) of each object alone."""
@@ -110,7 +105,7 @@ class Comparison(MethodTable):
     def footnote(self) -> str:
         return (
             f"{len(self.y)} objects, {len(self.classes)} labels; ± one standard error. * the smallest sets among the methods whose "
-            "coverage is at most two standard errors below the level. Size AUC: area under set size against ε in [0, 0.2]."
+            "coverage, by its 95 % interval, may be the level or more. Size AUC: area under set size against ε in [0, 0.2]."
         )
 
     def groups(self) -> list[list[Group]]:
@@ -119,7 +114,10 @@ class Comparison(MethodTable):
     def _level_group(self, level: float) -> Group:
         """Coverage and size at a level; marked is the smallest size among methods with enough coverage."""
         coverage, size = self.estimates("coverage", level), self.estimates("mean_size", level)
-        found = {"coverage": {k: str(v) for k, v in coverage.items()}, "size": smallest_marked(coverage, size, level)}
+        found = {
+            "coverage": {k: str(v) for k, v in coverage.items()},
+            "size": smallest_marked(coverage, size, level, len(self.y)),
+        }
         return Group(f"{100 * level:g} %", found)
 
     def _overall_groups(self) -> list[Group]:
@@ -131,7 +129,7 @@ class Comparison(MethodTable):
             return {method: show(found) for method, found in self.estimates(metric, level).items()}
 
         return [
-            Group("", {"guarantee": {k: self.guarantees.get(k, "") for k in self.methods if k not in self.errors}}),
+            self.guarantee_group(),
             *(Group("", {head: cells(metric)}) for metric, head in heads.items()),
             Group(f"{100 * level:g} %", {"class gap": cells("class_coverage_gap", level)}),
             Group("", {"not nested": cells("nestedness_violations", show=lambda n: str(n) if n.value else "0")}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class IntervalComparison(MethodTable):
         By method, its intervals at the levels.
     errors : dict of Exception
         By method, the error of those that failed.
+    guarantees : dict of str
+        By method, what is promised of its intervals: "exact", "1 − 2ε" or "approximate".
 
     Examples
     --------
@@ -55,6 +57,7 @@ class IntervalComparison(MethodTable):
     records: list[Record]
     intervals: dict[str, FloatArray]
     errors: dict[str, Exception]
+    guarantees: dict[str, str] = field(default_factory=dict)
 
     def welch(self, a: str, b: str, metric: str = "mean_width", level: float | None = None) -> Welch:
         """The one-sided Welch test that the mean of ``metric`` is smaller for method a than for method b.
@@ -67,15 +70,10 @@ class IntervalComparison(MethodTable):
         level : float, optional
             The confidence level; the middle one by default.
         """
-        if metric not in TESTED:
-            raise ValueError(f"metric={metric!r} is unknown; allowed: {', '.join(map(repr, TESTED))}.")
-        level = self.middle if level is None else level
-        for method in (a, b):
-            # Raises if there is no such number.
-            self.estimate(method, metric, level)
-        return metrics.welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
+        return self._welch(a, b, metric, self.middle if level is None else level, TESTED)
 
-    def _per_object(self, method: str, metric: str, level: float) -> FloatArray:
+    def _per_object(self, method: str, metric: str, level: float | None) -> FloatArray:
+        level = self.middle if level is None else level
         ends = self.intervals[method][:, :, int(np.abs(self.levels - level).argmin())]
         if metric == "mean_width":
             return metrics.per_object(metrics.mean_width, ends)
@@ -97,19 +95,22 @@ class IntervalComparison(MethodTable):
     @property
     def footnote(self) -> str:
         return (
-            f"{len(self.y)} objects; ± one standard error. * the narrowest among the methods whose coverage is at most two standard errors "
-            "below the level. Interval score: width plus 2/ε times the distance of a value outside; small is good."
+            f"{len(self.y)} objects; ± one standard error. * the narrowest among the methods whose coverage, by its 95 % interval, may be "
+            "the level or more. Interval score: width plus 2/ε times the distance of a value outside; small is good."
         )
 
     def groups(self) -> list[list[Group]]:
         times = {head: self.estimates(f"{head}_seconds") for head in ("fit", "predict")}
         shown = {head: {name: seconds_text(found) for name, found in of.items()} for head, of in times.items()}
-        return [[self._level_group(level) for level in self.levels], [Group("", shown)]]
+        return [[self._level_group(level) for level in self.levels], [self.guarantee_group(), Group("", shown)]]
 
     def _level_group(self, level: float) -> Group:
         coverage, width = self.estimates("interval_coverage", level), self.estimates("mean_width", level)
         score = {name: str(found) for name, found in self.estimates("interval_score", level).items()}
-        shown = {"coverage": {k: str(v) for k, v in coverage.items()}, "width": smallest_marked(coverage, width, level)}
+        shown = {
+            "coverage": {k: str(v) for k, v in coverage.items()},
+            "width": smallest_marked(coverage, width, level, len(self.y)),
+        }
         return Group(f"{100 * level:g} %", {**shown, "interval score": score})
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics.estimates import Estimate, FloatArray
-from fullconformal.metrics.intervals import check_truth, held, strata, widths
-from fullconformal.report.page import base64, fill_template, write_page
-from fullconformal.report.plots import COLOURS, STYLES, wilson
+from fullconformal.metrics.estimates import FloatArray, wilson
+from fullconformal.metrics.intervals import check_truth, held, widths
+from fullconformal.report.objects import chosen_columns, columns_of, evenly, identified, parts
+from fullconformal.report.page import base64, facts_of, fill_template, write_page
+from fullconformal.report.plots import COLOURS, STYLES
 
 FIFTHS = ["the narrowest fifth", "second fifth", "third fifth", "fourth fifth", "the widest fifth"]
 
@@ -50,6 +51,8 @@ def render_interval_report(
     rows: Any = None,
     feature_names: Sequence[Any] | None = None,
     guarantee: str = "",
+    identifiers: Sequence[Any] | None = None,
+    by: Any = None,
     diagnostics: Sequence[str] = (),
 ) -> str:
     """The report as HTML.
@@ -75,6 +78,10 @@ def render_interval_report(
         Names of the columns of ``rows``; a DataFrame has its own.
     guarantee : str, optional
         What is promised, in words.
+    identifiers : sequence of m names, optional
+        What the objects are called; by default they are numbered.
+    by : name, sequence of names, or mapping of names to arrays (m,), optional
+        Columns to show the coverage by first: those of ``rows``, or others.
     diagnostics : sequence of str, optional
         Sentences to show; a warning begins with ``!``.
 
@@ -91,62 +98,66 @@ def render_interval_report(
     numbers = {
         name: [summary(value[:, :, k], truth, level) for k, level in enumerate(at)] for name, value in values.items()
     }
-    shown = np.arange(m) if m <= 400 else np.linspace(0, m - 1, 400).astype(np.intp)
-    point = None if prediction is None else np.asarray(prediction, dtype=np.float64)
-    groupings = grouped(main, truth, rows, feature_names)
+    drawn = evenly(np.arange(m), 400)
+    # Behind those that are drawn come others that are missed, for the table of these.
+    missed = np.setdiff1d(np.flatnonzero(~held(main[:, :, start], truth)), drawn)
+    shown = np.concatenate([drawn, evenly(missed, 100)])
+    columns = chosen_columns(by, m, columns_of(rows, feature_names))
+    groupings, names = grouped(main, truth, columns), identified(identifiers, m)
+    wanted = columns[0][0] if by is not None and columns else None
     data = {
-        "levels": at.tolist(),
+        **data_of_intervals(at, start, numbers, main, truth, shown),
+        "drawn": len(drawn),
+        "prediction": None if prediction is None else np.asarray(prediction, dtype=np.float64)[shown].tolist(),
+        "identifiers": names and [names[i] for i in shown],
+        "groupings": groupings,
+        "part": next((k for k, group in enumerate(groupings) if group["name"] == wanted), 0),
+    }
+    at_start = {name: per_level[start] for name, per_level in numbers.items()}
+    facts = {
+        **facts_of(title, n_train, m, len(drawn), float(at[start]), at_start, diagnostics),
+        "guarantee": guarantee,
+        "groupings": [(group["name"], counts(group, start)) for group in groupings],
+    }
+    return fill_template("intervals", data, facts, "", plain)
+
+
+def data_of_intervals(
+    levels: FloatArray, start: int, numbers: dict[str, list[dict[str, float]]], ends: FloatArray, truth: FloatArray,
+    shown: npt.NDArray[np.intp],
+) -> dict[str, Any]:  # fmt: skip
+    """What the page's script looks up and draws."""
+    return {
+        "levels": levels.tolist(),
         "start": start,
-        "m": m,
-        "methods": list(values),
+        "methods": list(numbers),
         "numbers": [[[finite(x) for x in of.values()] for of in per_level] for per_level in numbers.values()],
-        "names": list(numbers[next(iter(values))][0]),
+        "names": list(next(iter(numbers.values()))[0]),
         "shown": shown.tolist(),
         "truth": truth[shown].tolist(),
-        "prediction": None if point is None else point[shown].tolist(),
         # As (shown, L), infinite and missing ends included.
-        "lower": base64(main[shown, 0].astype("<f4")),
-        "upper": base64(main[shown, 1].astype("<f4")),
-        "groupings": groupings,
+        "lower": base64(ends[shown, 0].astype("<f4")),
+        "upper": base64(ends[shown, 1].astype("<f4")),
     }
-    facts = {
-        "title": title,
-        "n_train": n_train,
-        "m": m,
-        "n_shown": len(shown),
-        "level": float(at[start]),
-        "guarantee": guarantee,
-        "methods": {name: per_level[start] for name, per_level in numbers.items()},
-        "groupings": [(group["name"], counts(group, start)) for group in groupings],
-        "warnings": [line[1:].strip() for line in diagnostics if line.startswith("!")],
-        "notes": [line for line in diagnostics if not line.startswith("!")],
-    }
-    return fill_template(data, facts, None, "intervals")
 
 
 def summary(ends: FloatArray, truth: FloatArray, level: float) -> dict[str, float]:
-    """What the page says of intervals (m, 2) at one level."""
+    """What the page says of intervals (m, 2) at one level, by the names that its script has."""
     found = metrics.interval_summary(ends, truth, level)
-    covered = int(held(ends, truth).sum())
-    low, high = wilson(covered, len(truth))
-    infinite = float(np.isinf(ends).any(axis=1).mean())
-
-    def named(name: str, estimate: Estimate) -> dict[str, float]:
-        return {name: estimate.value, f"{name}_se": estimate.se}
-
+    low, high = wilson(int(held(ends, truth).sum()), len(truth))
+    width, score = found["mean_width"], found["interval_score"]
     return {
-        **named("coverage", found["interval_coverage"]), "low": low, "high": high, **named("width", found["mean_width"]),
-        "median": found["median_width"].value, **named("score", found["interval_score"]), "infinite": infinite,
+        "coverage": found["interval_coverage"].value, "coverage_low": low, "coverage_high": high,
+        "width": width.value, "width_se": width.se, "median": found["median_width"].value,
+        "score": score.value, "score_se": score.se, "infinite": float(np.isinf(ends).any(axis=1).mean()),
     }  # fmt: skip
 
 
-def grouped(ends: FloatArray, truth: FloatArray, rows: Any, names: Sequence[Any] | None) -> list[dict[str, Any]]:
+def grouped(ends: FloatArray, truth: FloatArray, columns: list[tuple[str, npt.NDArray[Any]]]) -> list[dict[str, Any]]:
     """By what coverage is shown: a name, labels of the bins, points in each, and of these the covered ones at each level (L, B)."""
-    L = ends.shape[2]
+    L, m, out = ends.shape[2], len(truth), []
     hit = np.stack([held(ends[:, :, k], truth) for k in range(L)], axis=1)
-    out = []
     # By width the bins change with the level: fifths by rank, ties in the order of the data.
-    m = len(truth)
     if m >= len(FIFTHS):
         fifth = np.stack(
             [np.argsort(np.argsort(widths(ends[:, :, k]), kind="stable")) * 5 // m for k in range(L)], axis=1
@@ -154,40 +165,21 @@ def grouped(ends: FloatArray, truth: FloatArray, rows: Any, names: Sequence[Any]
         covered = [[int(hit[fifth[:, k] == b, k].sum()) for b in range(5)] for k in range(L)]
         points = [int((fifth[:, 0] == b).sum()) for b in range(5)]
         out.append({"name": "width of the interval", "labels": FIFTHS, "points": points, "covered": covered})
-    for name, column in [("true value", truth), *columns_of(rows, names)]:
-        try:
-            labels, stratum = strata(column, 5)
-        except ValueError:
-            # Missing values.
-            continue
-        if not 1 < len(labels) <= 30:
-            continue
-        texts = [label if isinstance(label, str) else f"{label[0]:.4g} to {label[1]:.4g}" for label in labels]
-        inside = [stratum == b for b in range(len(labels))]
+    for name, labels, of in parts([("true value", truth), *columns]):
+        inside = [of == b for b in range(len(labels))]
         covered = [[int(hit[bin_, k].sum()) for bin_ in inside] for k in range(L)]
-        out.append({"name": name, "labels": texts, "points": [int(bin_.sum()) for bin_ in inside], "covered": covered})
+        out.append({"name": name, "labels": labels, "points": [int(bin_.sum()) for bin_ in inside], "covered": covered})
     return out
-
-
-def columns_of(rows: Any, names: Sequence[Any] | None) -> list[tuple[str, npt.NDArray[Any]]]:
-    """The first 30 columns of an array or DataFrame (m, d) by name."""
-    if rows is None or np.ndim(rows) != 2:
-        return []
-    frame = hasattr(rows, "iloc")
-    given = list(rows.columns) if frame and names is None else names
-    d = rows.shape[1]
-    if given is not None and len(given) != d:
-        raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(given)}.")
-    columns = [rows.iloc[:, j].to_numpy() if frame else np.asarray(rows)[:, j] for j in range(min(d, 30))]
-    return [
-        (str(j if given is None else given[j]) if given is not None else f"x{j}", column)
-        for j, column in enumerate(columns)
-    ]
 
 
 def counts(group: dict[str, Any], at: int) -> list[tuple[str, int, int]]:
     """Label, covered and points of each bin at one level."""
     return list(zip(group["labels"], group["covered"][at], group["points"], strict=True))
+
+
+def plain(value: float) -> str:
+    """A number of any size in four digits, or a dash if it is not finite."""
+    return f"{value:.4g}" if np.isfinite(value) else "–"
 
 
 def finite(x: float) -> float | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.metrics.estimates import Estimate, FloatArray
+from fullconformal.metrics.estimates import Estimate, FloatArray, Welch, welch, wilson
 
 # Levels closer than this are equal.
 SAME_LEVEL = 1e-9
@@ -43,10 +43,15 @@ class MethodTable(ABC):
     y: npt.NDArray[Any]
     records: list[Record]
     errors: dict[str, Exception]
+    guarantees: dict[str, str]
 
     @abstractmethod
     def groups(self) -> list[list[Group]]:
         """The columns: groups that stand in one table as far as its width allows."""
+
+    @abstractmethod
+    def _per_object(self, method: str, metric: str, level: float | None) -> FloatArray:
+        """The metric (m,) of each object alone."""
 
     @property
     @abstractmethod
@@ -77,6 +82,19 @@ class MethodTable(ABC):
             f"metric={metric!r} with level={level!r} is unknown; levels: {self.levels.tolist()}; metrics "
             f"{'without' if level is None else 'with'} a level: {', '.join(known)}."
         )
+
+    def _welch(self, a: str, b: str, metric: str, level: float | None, allowed: Sequence[str]) -> Welch:
+        """The one-sided Welch test that the mean of a metric, one of those allowed, is smaller for method a than for method b."""
+        if metric not in allowed:
+            raise ValueError(f"metric={metric!r} is unknown; allowed: {', '.join(map(repr, allowed))}.")
+        for method in (a, b):
+            # Raises if there is no such number.
+            self.estimate(method, metric, level)
+        return welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
+
+    def guarantee_group(self) -> Group:
+        """What is promised, by method."""
+        return Group("", {"guarantee": {k: self.guarantees.get(k, "") for k in self.methods if k not in self.errors}})
 
     def to_frame(self) -> Any:
         """The records as a pandas DataFrame with columns method, level, metric, value, se."""
@@ -138,11 +156,12 @@ class MethodTable(ABC):
         return {name: self.estimate(name, metric, level) for name in self.methods if name not in self.errors}
 
 
-def smallest_marked(coverage: dict[str, Estimate], size: dict[str, Estimate], level: float) -> dict[str, Any]:
-    """Sizes or widths by method as cells; marked is the smallest among the methods with enough coverage at the level."""
+def smallest_marked(coverage: dict[str, Estimate], size: dict[str, Estimate], level: float, m: int) -> dict[str, Any]:
+    """Sizes or widths by method as cells; marked is the smallest among the methods whose coverage of m objects agrees with the level."""
     from rich.text import Text
 
-    valid = [k for k, found in coverage.items() if found.value >= level - SAME_LEVEL - 2 * np.nan_to_num(found.se)]
+    # Of few objects a standard error is too small, and zero where none is covered.
+    valid = [k for k, found in coverage.items() if wilson(round(found.value * m), m)[1] >= level - SAME_LEVEL]
     smallest = min((size[name].value for name in valid), default=NOT_MEASURED)
     best = [name for name in valid if size[name].value == smallest]
     return {k: Text(f"{v}*", style="bold green") if k in best else Text(f"{v} ") for k, v in size.items()}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from fullconformal.metrics.intervals import strata
 
 
 class Sheet(NamedTuple):
@@ -132,3 +134,91 @@ def cell(value: Any) -> Any:
         return int(short) if short.is_integer() and abs(short) < 2**53 else short
     text = str(value)
     return None if value is None or text in ("<NA>", "NaT", "nan") else text if len(text) <= 80 else text[:79] + "…"
+
+
+def shown_of(missed: npt.NDArray[np.bool_], most: int) -> npt.NDArray[np.intp]:
+    """At most so many objects in order: those that are missed (m,), up to half of them, and others evenly spaced."""
+    m = len(missed)
+    if m <= most:
+        return np.arange(m)
+    first = evenly(np.flatnonzero(missed), most // 2)
+    rest = np.setdiff1d(np.arange(m), first)
+    return np.union1d(first, evenly(rest, most - len(first)))
+
+
+def evenly(places: npt.NDArray[np.intp], most: int) -> npt.NDArray[np.intp]:
+    """At most so many of the places, evenly spaced."""
+    return places if len(places) <= most else places[np.linspace(0, len(places) - 1, most).astype(np.intp)]
+
+
+def identified(identifiers: Any, m: int) -> list[str] | None:
+    """Names of the objects (m,) as text."""
+    if identifiers is None:
+        return None
+    names = ["missing" if cell(value) is None else str(cell(value)) for value in list(identifiers)]
+    if len(names) != m:
+        raise ValueError(f"identifiers must hold one name for each of the {m} objects, got {len(names)}.")
+    return names
+
+
+class Part(NamedTuple):
+    """A way to divide the objects: its name, the names of the groups, and the group (m,) of each object."""
+
+    name: str
+    labels: list[str]
+    of: npt.NDArray[np.uint8]
+
+
+def parts(named: Iterable[tuple[str, npt.NDArray[Any]]]) -> list[Part]:
+    """Columns (m,) by name as groups: fifths of numbers, words as they are, missing values apart; not one alone, nor more than 30."""
+    found = ((name, *groups(column)) for name, column in named)
+    return [Part(name, labels, of) for name, labels, of in found if 1 < len(labels) <= 30]
+
+
+def groups(column: npt.NDArray[Any]) -> tuple[list[str], npt.NDArray[np.uint8]]:
+    """Names of the groups of a column, and the group (m,) of each object."""
+    cells = [cell(value) for value in column.tolist()]
+    missing = np.array([value is None for value in cells])
+    numbers = all(isinstance(value, (int, float)) for value in cells if value is not None)
+    known = np.array([value for value in column.tolist() if cell(value) is not None], float if numbers else str)
+    labels, of = strata(known, 5) if len(known) else ([], known)
+    names = [label if isinstance(label, str) else span(*label) for label in labels]
+    out = np.full(len(column), min(len(names), 255), dtype=np.uint8)
+    # Of more groups than there are numbers in a byte nothing is shown.
+    out[~missing] = np.minimum(of, 255)
+    return [*names, *["missing"] * bool(missing.any())], out
+
+
+def span(low: float, high: float) -> str:
+    """The numbers from low to high in words."""
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def columns_of(rows: Any, names: Sequence[Any] | None) -> list[tuple[str, npt.NDArray[Any]]]:
+    """The first 30 columns of an array or DataFrame (m, d) by name."""
+    if rows is None or np.ndim(rows) != 2:
+        return []
+    frame = hasattr(rows, "iloc")
+    values: Any = rows if frame else np.asarray(rows)
+    d = values.shape[1]
+    given = list(rows.columns) if frame and names is None else [f"x{j}" for j in range(d)] if names is None else names
+    if len(given) != d:
+        raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(given)}.")
+    columns = [values.iloc[:, j].to_numpy() if frame else values[:, j] for j in range(min(d, 30))]
+    return [(str(name), column) for name, column in zip(given, columns, strict=False)]
+
+
+def chosen_columns(by: Any, m: int, columns: list[tuple[str, npt.NDArray[Any]]]) -> list[tuple[str, npt.NDArray[Any]]]:
+    """What the user asks to see coverage by, first: a mapping of names to columns (m,), or names of columns; then all columns."""
+    known = dict(columns)
+    wanted = by if isinstance(by, Mapping) else dict.fromkeys([by] if isinstance(by, str) else by or ())
+    for name, column in wanted.items():
+        if column is None and name not in known:
+            raise ValueError(
+                f"by names {name!r}, which is no column of the rows; they are {', '.join(map(repr, known))}."
+            )
+        values = known[name] if column is None else np.asarray(column)
+        if values.shape != (m,):
+            raise ValueError(f"by[{name!r}] must hold one value for each of the {m} objects, got shape {values.shape}.")
+        known[name] = values
+    return [(str(name), known[name]) for name in [*wanted, *(name for name, _ in columns if name not in wanted)]]

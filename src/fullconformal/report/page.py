@@ -7,8 +7,9 @@ decided here, by the rule of `fullconformal.sets`, for every position of the pag
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
@@ -18,8 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics.estimates import FloatArray, encode, mean
-from fullconformal.report.objects import Sheet, rows_at, sheet
+from fullconformal.metrics.estimates import FloatArray, encode, wilson
+from fullconformal.report.objects import (
+    chosen_columns,
+    columns_of,
+    identified,
+    parts,
+    rows_at,
+    sheet,
+    shown_of,
+)
 from fullconformal.report.plots import COLOURS, STYLES
 from fullconformal.runtime.files import check_writable, finished_or_nothing
 from fullconformal.sets import check_levels, check_p, members, prediction_sets
@@ -70,6 +79,8 @@ def render_report(
     rows: Any = None,
     feature_names: Sequence[Any] | None = None,
     proba: npt.ArrayLike | None = None,
+    identifiers: Sequence[Any] | None = None,
+    by: Any = None,
     diagnostics: Sequence[str] = (),
 ) -> str:
     """The report as HTML.
@@ -90,18 +101,22 @@ def render_report(
     images : array (m, H, W), (m, H, W, channels) or (m, channels, H, W), optional
         Pictures of the objects, dark where the numbers are low.
     rows : array or DataFrame (m, d), optional
-        The objects as rows of a table, shown if there are no images.
+        The objects as rows of a table, shown if there are no images; coverage is shown by their columns.
     feature_names : sequence of d names, optional
         Names of the columns of ``rows``; a DataFrame has its own.
     proba : array (m, C), optional
         Probabilities of the model, for its point prediction.
+    identifiers : sequence of m names, optional
+        What the objects are called; by default they are numbered.
+    by : name, sequence of names, or mapping of names to arrays (m,), optional
+        Columns to show the coverage by first: those of ``rows``, or others.
     diagnostics : sequence of str, optional
         Sentences to show; a warning begins with ``!``.
 
     Returns
     -------
     str
-        It shows up to 1,000 objects one by one, evenly spaced if there are more; the numbers are computed from all.
+        It shows up to 1,000 objects one by one: missed ones, and others evenly spaced; the numbers are computed from all.
 
     Examples
     --------
@@ -111,74 +126,115 @@ def render_report(
     """
     values, labels, codes = checked(p, y, classes)
     level, m = float(check_levels(confidence_level)), len(codes)
-    shown = np.arange(m) if m <= 1000 else np.linspace(0, m - 1, 1000).astype(np.intp)
-    main = next(iter(values.values()))
-    for name, given in (("images", images), ("rows", rows)):
-        if given is not None and len(given) != m:  # type: ignore[arg-type]
-            raise ValueError(f"{name} must have one entry for each of the {m} labels of y, got {len(given)}.")  # type: ignore[arg-type]
+    check_lengths(m, images=images, rows=rows)
+    probabilities = checked_proba(proba, np.shape(next(iter(p.values()))))
+    sets = prediction_sets(next(iter(values.values())), level)
+    covered = sets[np.arange(m), codes]
+    shown = shown_of(~covered, 1000)
     picture = None if images is None else sheet(np.asarray(images)[shown])
-    table = None if rows is None or picture else rows_at(rows, shown, feature_names)
-    probabilities = None if proba is None else np.asarray(proba, dtype=np.float64)
-    shape = np.shape(next(iter(p.values())))
-    if probabilities is not None and (probabilities.shape != shape or not np.isfinite(probabilities).all()):
-        raise ValueError(
-            f"proba must be finite and have the shape of the p-values, {shape}, got shape {probabilities.shape}."
-        )
-    levels = slider_levels(level)
-    # What the page's script counts and draws.
+    columns = [] if picture else columns_of(rows, feature_names)
+    divided = parts(chosen_columns(by, m, columns))
+    names = identified(identifiers, m)
     data = {
+        **data_of_sets(values, codes, labels, level, shown, probabilities),
+        "identifiers": names and [names[i] for i in shown],
+        "parts": [part._asdict() | {"of": base64(part.of)} for part in divided],
+        # The true label is the first one.
+        "part": int(bool(by is not None and divided)),
+        "sheet": picture and picture._asdict() | {"uri": None},
+        "rows": None if rows is None or picture else rows_at(rows, shown, feature_names)._asdict(),
+    }
+    numbers = {name: numbers_at(value, codes, level) for name, value in values.items()}
+    facts = {
+        **facts_of(title, n_train, m, len(shown), level, numbers, diagnostics),
+        "classes": labels,
+        "named": names is not None,
+        "by_class": counted(covered, codes, labels),
+        "by_size": counted(covered, sets.sum(axis=1), ["none", *map(str, range(1, len(labels) + 1))]),
+        "accuracy": None if probabilities is None else float((probabilities.argmax(axis=1) == codes).mean()),
+    }
+    return fill_template("report", data, facts, picture.style if picture else "", number)
+
+
+def data_of_sets(
+    values: dict[str, FloatArray], codes: Codes, labels: list[str], level: float, shown: Codes, proba: FloatArray | None
+) -> dict[str, Any]:
+    """What the page's script counts and draws."""
+    levels, main = slider_levels(level), next(iter(values.values()))
+    guess = None if proba is None else proba[shown]
+    return {
         "levels": levels.tolist(),
         "start": int(np.searchsorted(levels, level)),
         "classes": labels,
         "truth": codes.tolist(),
         "methods": list(values),
         "entry": [base64(entry_positions(value, levels)) for value in values.values()],
-        "shown": None if len(shown) == m else shown.tolist(),
+        "shown": None if len(shown) == len(codes) else shown.tolist(),
         "p": base64(main[shown].astype("<f4")),
-        "predicted": None if probabilities is None else {
-            "label": probabilities[shown].argmax(axis=1).tolist(),
-            "probability": probabilities[shown].max(axis=1).round(3).tolist(),
+        "predicted": None if guess is None else {
+            "label": guess.argmax(axis=1).tolist(), "probability": guess.max(axis=1).round(3).tolist()
         },
-        "sheet": picture and picture._asdict() | {"uri": None},
-        "rows": table and table._asdict(),
     }  # fmt: skip
-    # What the page shows before its script runs.
-    facts = {
-        "title": title,
-        "n_train": n_train,
-        "n_shown": len(shown),
-        "m": m,
-        "classes": labels,
-        "level": level,
-        "methods": {name: metrics.summary(value, codes, level) for name, value in values.items()},
-        "by_class": covered_by_class(main, codes, labels, level),
-        "accuracy": None if probabilities is None else mean(probabilities.argmax(axis=1) == codes),
+
+
+def numbers_at(p: FloatArray, codes: Codes, level: float) -> dict[str, float]:
+    """What the page says of p-values (m, C) at a level, by the names that its script has."""
+    found, m = metrics.summary(p, codes, level), len(codes)
+    out: dict[str, float] = {}
+    for name, metric in (("coverage", "coverage"), ("singleton", "singleton_rate"), ("empty", "empty_rate")):
+        low, high = wilson(round(found[metric].value * m), m)
+        out |= {name: found[metric].value, f"{name}_low": low, f"{name}_high": high}
+    for name, metric in (("size", "mean_size"), ("size_auc", "size_auc"), ("fuzziness", "observed_fuzziness")):
+        out |= {name: found[metric].value, f"{name}_se": found[metric].se}
+    return out
+
+
+def facts_of(
+    title: str, n_train: int | None, m: int, n_shown: int, level: float, numbers: Mapping[str, Mapping[str, float]],
+    diagnostics: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """What every page shows before its script runs."""
+    main = next(iter(numbers))
+    return {
+        "title": title, "n_train": n_train, "m": m, "n_shown": n_shown, "level": level,
+        "methods": numbers, "main": main, "found": numbers[main],
         "warnings": [line[1:].strip() for line in diagnostics if line.startswith("!")],
         "notes": [line for line in diagnostics if not line.startswith("!")],
-    }
-    return fill_template(data, facts, picture)
+    }  # fmt: skip
 
 
-def fill_template(data: dict[str, Any], facts: dict[str, Any], picture: Sheet | None, name: str = "report") -> str:
-    """The page: the template of a name with the style sheet, its script and what they show."""
+def fill_template(name: str, data: Any, facts: dict[str, Any], style: str, show: Callable[[float], str]) -> str:
+    """The page: the template of a name with the style sheet, its script and what they show; `show` writes its numbers."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
     colours = ":root{" + "".join(f"--light-{k}:{colour};" for k, colour in enumerate(COLOURS)) + "}\n"
-    style = (TEMPLATES / "report.css").read_text(encoding="utf-8") + colours + (picture.style if picture else "")
-    script = (TEMPLATES / f"{name}.js").read_text(encoding="utf-8")
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8") + colours + style
+    scripts = [(TEMPLATES / f"{part}.js").read_text(encoding="utf-8") for part in ("base", name)]
+    script = "\n".join(['"use strict";', "(() => {", *scripts, "})();"])
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    numbers = {"percent": percent, "number": number, "plain": plain}
-    environment.filters |= numbers | {"level": level_text, "count": "{:,}".format}
-    return environment.get_template(f"{name}.html").render(
-        **facts,
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=csp_hash(style),
-        script_hash=csp_hash(script),
-        # Without "<", so that no label can end the element that holds it.
-        data=Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
+    environment.filters |= {"percent": percent, "number": show, "level": level_text, "count": "{:,}".format}
+    environment.filters["breakable"] = breakable
+    return (
+        environment.get_template(f"{name}.html")
+        .render(
+            **facts,
+            style=Markup(style),
+            script=Markup(script),
+            style_hash=csp_hash(style),
+            script_hash=csp_hash(script),
+            # Without "<", so that no label can end the element that holds it.
+            data=Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
+        )
+        .lstrip()
     )
+
+
+def breakable(title: str) -> Any:
+    """A title that may be broken behind the marks that join the words of a file's name, and not within a word."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(part) for part in re.findall(r"[^_./-]*[_./-]+|[^_./-]+", title))
 
 
 def slider_levels(level: float) -> FloatArray:
@@ -211,9 +267,21 @@ def number(value: float) -> str:
     return f"{value:.3f}" if isfinite(value) else "–"
 
 
-def plain(value: float) -> str:
-    """A number of any size in four digits, or a dash if it is not finite."""
-    return f"{value:.4g}" if isfinite(value) else "–"
+def check_lengths(m: int, **given: Any) -> None:
+    """Raise unless each of what is given has one entry for each of the m labels."""
+    for name, value in given.items():
+        if value is not None and len(value) != m:
+            raise ValueError(f"{name} must have one entry for each of the {m} labels of y, got {len(value)}.")
+
+
+def checked_proba(proba: npt.ArrayLike | None, shape: tuple[int, ...]) -> FloatArray | None:
+    """Probabilities (m, C), which must be finite and of this shape."""
+    if proba is None:
+        return None
+    values = np.asarray(proba, dtype=np.float64)
+    if values.shape != shape or not np.isfinite(values).all():
+        raise ValueError(f"proba must be finite and have the shape of the p-values, {shape}, got shape {values.shape}.")
+    return values
 
 
 def checked(
@@ -243,9 +311,8 @@ def widened(columns: FloatArray, width: int) -> FloatArray:
     return np.pad(columns, ((0, 0), (0, width - columns.shape[1])))
 
 
-def covered_by_class(p: FloatArray, codes: Codes, labels: list[str], level: float) -> list[tuple[str, int, int]]:
-    """For each label that has objects: the label, the number of its objects covered, the number of its objects."""
-    covered = prediction_sets(p, level)[np.arange(len(p)), codes]
+def counted(covered: npt.NDArray[np.bool_], codes: Codes, labels: list[str]) -> list[tuple[str, int, int]]:
+    """For each code that objects (m,) have: its label, the number of its objects covered, the number of its objects."""
     return [(labels[k], int(covered[codes == k].sum()), int((codes == k).sum())) for k in np.unique(codes)]
 
 

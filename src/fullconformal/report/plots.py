@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
+from fullconformal.metrics.estimates import wilson
 from fullconformal.sets import check_levels, members, prediction_sets
 
 BLUE, ORANGE, GREEN, GREY = "#0b6fb8", "#d1651a", "#2a8a5b", "#6b7280"
@@ -188,14 +189,6 @@ def plot_p_values(
     ax.minorticks_off()
     ax.invert_yaxis()
     return ax
-
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share; unlike a standard error it is not zero if all or none succeed."""
-    z, share = 1.959963984540054**2 / trials, successes / trials
-    middle = (share + z / 2) / (1 + z)
-    half = np.sqrt(z * (share * (1 - share) + z / 4)) / (1 + z)
-    return (0.0 if successes == 0 else float(middle - half)), (1.0 if successes == trials else float(middle + half))
 
 
 def _line_styles() -> Iterator[tuple[str, str]]:
