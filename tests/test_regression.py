@@ -4,16 +4,19 @@ import re
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
+from sklearn.decomposition import PCA
+from sklearn.feature_selection import SelectKBest, f_regression
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, Ridge, RidgeCV
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, OneHotEncoder, PolynomialFeatures, RobustScaler, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fullconformal
@@ -420,14 +423,93 @@ def test_values_that_fall_are_mapped_back():
     )
 
 
-def test_a_pipeline_is_approximate():
-    X, y, new = table(30, 3, seed=21)
-    reg = FullConformalRegressor(make_pipeline(StandardScaler(), Ridge(1.0))).fit(X, y)
-    assert reg.guarantee_.word == "approximate" and "transformers" in reg.guarantee_.reason
-    scaler = StandardScaler().fit(X)
-    alone = FullConformalRegressor(Ridge(1.0)).fit(scaler.transform(X), y)
-    np.testing.assert_allclose(reg.predict_interval(new), alone.predict_interval(scaler.transform(new)))
-    assert alone.guarantee_.word == "exact"
+def behind(pipe, X, y, q):
+    """Honest scores behind transformers fitted to all objects of the bag."""
+    return honest(pipe[-1], clone(pipe[:-1]).fit(X).transform(X), y, q)
+
+
+PIPELINES = {
+    "ridge": make_pipeline(StandardScaler(), Ridge(alpha=2.0)),
+    "ridge, scaled by what is largest": make_pipeline(MaxAbsScaler(), Ridge(alpha=0.1)),
+    "ridge without intercept": make_pipeline(StandardScaler(), Ridge(alpha=2.0, fit_intercept=False)),
+    "least squares on whitened columns": make_pipeline(PCA(2, whiten=True), LinearRegression()),
+    "kernel ridge": make_pipeline(RobustScaler(), KernelRidge(alpha=0.5, kernel="rbf", gamma=0.3)),
+    "k-NN": make_pipeline(StandardScaler(), KNeighborsRegressor(3)),
+    "two scalers": make_pipeline(StandardScaler(), PolynomialFeatures(2), StandardScaler(), Ridge(alpha=2.0)),
+}
+
+
+@pytest.mark.parametrize("scheme", ["studentized", "deleted"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_transformers_are_fitted_with_the_object(name, scheme):
+    pipe = PIPELINES[name]
+    X, y, new = table(12, 3, seed=22)
+    X, new = X * [1.0, 30.0, 0.1], new * [3.0, 10.0, 0.1]
+    if name == "k-NN" and scheme != "deleted":
+        pytest.skip("neighbours are always without the point")
+    reg = FullConformalRegressor(pipe, scheme=scheme, confidence_level=0.5).fit(X, y)
+    assert reg.guarantee_.word == "exact" and reg.method_ == "exact"
+    check_against(reg, pipe, X, y, new, behind, most=8)
+    np.testing.assert_allclose(reg.predict(new), clone(pipe).fit(X, y).predict(new), atol=1e-9)
+    fixed = FullConformalRegressor(pipe, scheme=scheme, transformers="fixed", confidence_level=0.5).fit(X, y)
+    assert fixed.guarantee_.word == "approximate" and "transformers='bag'" in fixed.guarantee_.reason
+    plain = FullConformalRegressor(pipe[-1], scheme=scheme, confidence_level=0.5)
+    seen = clone(pipe[:-1]).fit(X)
+    np.testing.assert_allclose(
+        fixed.predict_interval(new), plain.fit(seen.transform(X), y).predict_interval(seen.transform(new))
+    )
+
+
+def test_rescaled_columns_of_a_wide_table_and_of_a_constant_one():
+    for n, d in ((8, 20), (30, 4)):
+        X, y, new = table(n, d, seed=23)
+        X[:, 1], new[1:, 1] = 3.0, 3.0
+        pipe = make_pipeline(StandardScaler(), Ridge(alpha=1.0))
+        reg = FullConformalRegressor(pipe, confidence_level=0.5).fit(X, y)
+        check_against(reg, pipe, X, y, new, behind, most=8)
+
+
+def test_everything_may_be_asked_with_transformers_in_the_bag(tmp_path):
+    X, y, new = table(30, 3, seed=24)
+    frame, objects = (pd.DataFrame(part, columns=["a", "b", "c"]) for part in (X, new))
+    frame["kind"], objects["kind"] = np.array(["u", "v", "w"])[np.arange(30) % 3], ["u", "other", "w"]
+    encode = make_column_transformer(
+        (OneHotEncoder(handle_unknown="ignore"), ["kind"]), (StandardScaler(), ["a", "b", "c"])
+    )
+    reg = FullConformalRegressor(make_pipeline(encode, Ridge(1.0)), random_state=0).fit(frame, y)
+    together = reg.predict_interval(objects, [0.5, 0.9])
+    alone = np.concatenate([reg.predict_interval(objects.iloc[[k]], [0.5, 0.9]) for k in range(3)])
+    np.testing.assert_allclose(together, alone, atol=1e-12)
+    weights = np.ones(30), np.ones(3)
+    np.testing.assert_allclose(reg.predict_interval(objects, [0.5, 0.9], weights=weights), together, atol=1e-9)
+    assert (np.diff(reg.predict_quantile(objects, [0.2, 0.5, 0.8])) >= 0).all()
+    assert reg.audit(objects, 3).p_distance.max() == 0 and reg.diagnose().n_points == 30
+    reg.save(tmp_path / "it")
+    np.testing.assert_array_equal(fullconformal.load(tmp_path / "it").predict_interval(objects, [0.5, 0.9]), together)
+    grouped = FullConformalRegressor(make_pipeline(encode, Ridge(1.0)), confidence_level=0.5)
+    grouped.fit(frame, y, groups=frame["kind"])
+    found = grouped.predict_interval(objects, groups=objects["kind"])
+    assert np.isinf(found[1]).all() and np.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        (make_pipeline(SelectKBest(f_regression, k=2), Ridge()), "SelectKBest"),
+        (TransformedTargetRegressor(Ridge(), transformer=StandardScaler()), "StandardScaler"),
+    ],
+    ids=["columns are selected", "values are scaled"],
+)
+def test_what_learns_from_values_is_trained_as_a_whole(model, part):
+    X, y, new = table(30, 3, seed=25)
+    reg = FullConformalRegressor(model, folds=5, random_state=0).fit(X, y)
+    assert reg.method_ == "folds" and part in reg.method_reason_ and reg.guarantee_.word == "approximate"
+    fold, residual = reg._fitted.trained.fold[0], np.empty(30)
+    for k in range(5):
+        fit = clone(model).fit(X[fold != k], y[fold != k])
+        residual[fold == k] = y[fold == k] - fit.predict(X[fold == k])
+    np.testing.assert_allclose(reg._fitted.residual, residual, atol=1e-9)
+    assert np.isfinite(reg.predict_interval(new)).all()
 
 
 def test_a_penalty_by_cross_validation_is_approximate():
@@ -531,7 +613,7 @@ def test_few_whole_numbers_are_asked_about():
         ({"estimator": Ridge(), "l2": 1.0}, ValueError, "Ridge brings its own penalty"),
         ({"estimator": Ridge}, TypeError, "is a class"),
         ({"estimator": KNeighborsRegressor(50)}, ValueError, "n_neighbors=50 is more than n_samples=20"),
-        ({"estimator": TransformedTargetRegressor(Ridge(), transformer=StandardScaler())}, ValueError, "func and inverse_func"),
+        ({"estimator": TransformedTargetRegressor(Ridge(), func=np.cbrt)}, ValueError, "func and inverse_func"),
         ({"estimator": TransformedTargetRegressor(Ridge(), func=np.square, inverse_func=np.sqrt)}, ValueError, "rise or fall"),
         ({"estimator": TransformedTargetRegressor(Ridge(), func=np.log, inverse_func=np.exp)}, ValueError, "no finite number"),
         ({"estimator": KernelRidge(), "memory_budget": 1e-6}, ValueError, "memory_budget"),

@@ -7,8 +7,8 @@ number has both at inf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,13 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.lower)
+
+    def apart(self) -> Iterator[Steps]:
+        """Those of each object by themselves."""
+        for row in range(len(self)):
+            at = slice(row, row + 1)
+            own = None if self.own is None else self.own[at]
+            yield replace(self, lower=self.lower[at], upper=self.upper[at], total=self.total[at], own=own)
 
     def p(self, y: npt.ArrayLike) -> FloatArray:
         """p-values of numbers y (m, k), k for each object."""
@@ -251,6 +258,10 @@ class Distribution:
 
     def __len__(self) -> int:
         return len(self.thresholds)
+
+    def apart(self) -> Iterator[Distribution]:
+        """Those of each object by themselves."""
+        return (Distribution(row[None]) for row in self.thresholds)
 
     def cdf(self, y: npt.ArrayLike, tau: float = 0.5) -> FloatArray:
         """Q (m, k) at numbers y (m, k): the share of thresholds below, with τ of those at y and of the candidate's own place."""

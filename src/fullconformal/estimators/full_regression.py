@@ -14,11 +14,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
-from fullconformal.estimators import validation
+from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import whole_or_nothing
 from fullconformal.estimators.inputs import first_rows
 from fullconformal.estimators.regression import ConformalRegressor, warn_infinite
-from fullconformal.estimators.target import Target, split_target, without_target
+from fullconformal.estimators.target import Target, learns_values, split_target, without_target
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
@@ -27,8 +27,10 @@ from fullconformal.methods.base import Config, ConformalWarning, Values
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
+from fullconformal.methods.transformed import FittedRegressionInBag
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline, transform
+from fullconformal.models.transformers import is_fixed, seeded
 from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, require, savable
 
@@ -66,6 +68,10 @@ class FullConformalRegressor(ConformalRegressor):
     folds, repeats : int, default=10 and 1
         Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
         repeats score a point by its mean prediction, which makes intervals steadier.
+    transformers : {"bag", "fixed"}, default="bag"
+        How the transformers of a Pipeline are fitted: "bag" fits them anew with each object to predict, which an exact guarantee asks for;
+        "fixed" once, to the training objects: faster, and approximate. What learns nothing and a FrozenEstimator stay as they are; so do
+        all with "influence" and "oob". Where a transformer looks at y, "auto" takes folds.
     prefit : bool, default=False
         Take a network as it is; `fit` is then given the data it was trained on.
     max_epochs : int, default=200
@@ -96,9 +102,8 @@ class FullConformalRegressor(ConformalRegressor):
 
     Notes
     -----
-    ``scheme`` and ``confidence_level`` may be changed by `set_params` after `fit`. A Pipeline's transformers are fitted once, to the
-    training objects: the guarantee is then approximate, and `guarantee_` says so. With ``method="folds"`` they are part of each model, and
-    fitted to what trains it.
+    ``scheme`` and ``confidence_level`` may be changed by `set_params` after `fit`. With ``method="folds"`` the transformers of a Pipeline
+    are part of each model, and fitted to what trains it.
 
     Examples
     --------
@@ -124,8 +129,9 @@ class FullConformalRegressor(ConformalRegressor):
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
         l2: float | None = None, curvature: Any = "auto", damping: float | None = None, folds: int = 10, repeats: int = 1,
-        prefit: bool = False, max_epochs: int = 200, device: str = "auto", dtype: str = "auto", memory_budget: float = 4.0,
-        n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None, verbose: int | None = None,
+        transformers: str = "bag", prefit: bool = False, max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
+        memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
+        verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -157,17 +163,28 @@ class FullConformalRegressor(ConformalRegressor):
         X, y = self._checked(X, y, reset=True)
         transformers, model = self._split()
         config = self._config(model)
-        selection = select_regression(model, self.method, config)
+        whole = learns_values(self.estimator)
+        selection = select_regression(model, self.method, config, "" if self.transformers == "fixed" else whole)
         method = selection.method
         clusters = validation.check_groups(clusters, len(y), method.name, "clusters")
-        self._target = Target.of(self.estimator, y)
+        self._target = Target() if method.takes_pipeline and whole else Target.of(self.estimator, y)
         self._sample = first_rows(X)
         if method.takes_pipeline:
-            method, transformers = replace(method, model=without_target(self.estimator)), None
-        self.transformer_, inputs = fit_transformer(transformers, X, y, self.prefit)
+            method, transformers = (
+                replace(method, model=self.estimator if whole else without_target(self.estimator)),
+                None,
+            )
+        # Open random states are closed, so that transformers can be fitted to other bags in the same way.
+        unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
+        self.transformer_, inputs = fit_transformer(unfitted, X, y if whole else None, self.prefit)
+        bag = Values(X, self._target.forward(y), clusters)
         with progress_bar("training", self.verbose) as progress:
-            bag = Values(inputs if method.takes_pipeline else np.asarray(inputs), self._target.forward(y), clusters)
-            self._fitted = method.fit(bag, replace(config, progress=progress))
+            seen = inputs if method.takes_pipeline else np.asarray(inputs)
+            fitted = method.fit(replace(bag, X=seen), replace(config, progress=progress))
+        learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
+        if learns and fitted.guarantee.is_exact and self.transformers == "bag":
+            fitted = FittedRegressionInBag.of(fitted, method, config, self.transformer_, bag)
+        self._fitted = fitted
         self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
         self.method_, self.method_reason_ = self._fitted.method, selection.reason
         self._groups = None if groups is None else check_groups(groups, len(y))
@@ -192,6 +209,7 @@ class FullConformalRegressor(ConformalRegressor):
         """Raise if a parameter is invalid, before anything long begins."""
         if not isinstance(self.method, RegressionMethod):
             validation.check_option("method", self.method, REGRESSION_METHODS)
+        validation.check_option("transformers", self.transformers, ("bag", "fixed"))
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         validation.check_level(self.confidence_level)
         validation.check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
@@ -299,14 +317,14 @@ class FullConformalRegressor(ConformalRegressor):
         return (self._target.distribution(part) for part in self._fitted.distributions(inputs, query))
 
     def _prepare_inputs(self, X: Any) -> Any:
-        """Checked objects as the model sees them."""
+        """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
         check_is_fitted(self)
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         X = self._checked(X, reset=False)
-        X = X if self.transformer_ is None else transform(self.transformer_, X)
-        if shape_of(X) != self._input_shape:
-            raise ValueError(f"X has objects of shape {shape_of(X)}, but those of fit had {self._input_shape}.")
-        return X
+        seen = X if self.transformer_ is None else transform(self.transformer_, X)
+        if shape_of(seen) != self._input_shape:
+            raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
+        return X if isinstance(self._fitted, FittedRegressionInBag) else seen
 
     def _comparison(self, m: int, weights: Any, groups: Any) -> Comparison:
         """With whom m candidates are compared."""
@@ -374,11 +392,10 @@ class FullConformalRegressor(ConformalRegressor):
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        if self.transformer_ is not None and self._fitted.guarantee.is_exact and not self.prefit:
-            return APPROXIMATE.because(
-                "the transformers were fitted to the training objects, without the object to predict"
-            )
-        return self._fitted.guarantee
+        in_bag = isinstance(self._fitted, FittedRegressionInBag) or self.prefit
+        lacking = promises.caveat(None, None if in_bag else self.transformer_)
+        promise = self._fitted.guarantee
+        return APPROXIMATE.because(lacking) if promise.is_exact and lacking else promise
 
     def notes(self) -> list[str]:
         return [f"The promise of these intervals: {self.guarantee_}."]

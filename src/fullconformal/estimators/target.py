@@ -14,6 +14,7 @@ from sklearn.pipeline import Pipeline
 
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.models.requirements import split_pipeline
+from fullconformal.models.transformers import needs_labels, parts
 from fullconformal.storage import savable
 
 FloatArray = npt.NDArray[np.float64]
@@ -25,6 +26,17 @@ def split_target(estimator: Any) -> tuple[Any, TransformedTargetRegressor | None
         return estimator, None
     # As scikit-learn does.
     return LinearRegression() if estimator.regressor is None else estimator.regressor, estimator
+
+
+def learns_values(estimator: Any) -> str:
+    """What in an estimator, before or around its model, is fitted to y, and would have to be with every candidate; empty for nothing."""
+    inner, outer = split_target(estimator)
+    transformers, model = split_pipeline(inner)
+    wrapper = outer or split_target(model)[1]
+    if wrapper is not None and wrapper.transformer is not None:
+        return type(wrapper.transformer).__name__
+    steps = [] if transformers is None else [type(part).__name__ for part in parts(transformers) if needs_labels(part)]
+    return ", ".join(dict.fromkeys(steps))
 
 
 def without_target(estimator: Any) -> Any:

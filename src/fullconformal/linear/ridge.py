@@ -101,11 +101,27 @@ class Ridge:
         """To objects X (n, d) and values y (n,)."""
         n, d = X.shape
         mean = X.mean(axis=0) if intercept else np.zeros(d)
-        shift = float(y.mean()) if intercept else 0.0
         U, s, axes = np.linalg.svd(X - mean, full_matrices=False)
         # Adding the mean and taking it off again leaves rounding errors of the size of the objects.
         there = s > max(n, d) * EPS * max(float(s.max(initial=0.0)), float(np.abs(X).max(initial=0.0)) * intercept)
-        U, s, axes = U[:, there], s[there], axes[there].T
+        return cls._of(mean, U[:, there], s[there], axes[there].T, y, penalty, intercept)
+
+    def rescaled(self, y: FloatArray, scales: FloatArray) -> Self:
+        """The regression of the same points and values (n,), with an intercept, on columns divided by scales (d,).
+
+        From the singular vectors of the objects, U diag(s) Vᵀ: those of diag(s) Vᵀ diag(1/scales) are of a small matrix, turned by U.
+        """
+        size = np.sqrt(np.maximum(self.root**2 - self.penalty, 0.0))
+        U = self.rows * np.where(self.residual < 0, -1.0, 1.0)[:, None] * (self.root / size)
+        A, s, axes = np.linalg.svd(size[:, None] * self.axes.T / scales, full_matrices=False)
+        return self._of(self.mean / scales, U @ A, s, axes.T, y, self.penalty, True)
+
+    @classmethod
+    def _of(
+        cls, mean: FloatArray, U: FloatArray, s: FloatArray, axes: FloatArray, y: FloatArray, penalty: float, intercept: bool
+    ) -> Self:  # fmt: skip
+        """From the singular vectors and values of objects less their mean."""
+        n, shift = len(y), float(y.mean()) if intercept else 0.0
         kept = s**2 / (s**2 + penalty)
         along = U.T @ (y - shift)
         full = U.shape[1] == n - intercept

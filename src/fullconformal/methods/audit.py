@@ -320,7 +320,6 @@ def audit_regression(
         raise ValueError(
             "an audit refits the model, and this one's training points were not kept; check the coverage on held-out points instead."
         )
-    refits = ValueRefits(model, fitted.bag) if own is None else own
     if own is not None:
         # Which score all points at once.
         n_pairs = max(1, min(n_pairs, max_refits // own.a_pair))
@@ -340,6 +339,9 @@ def audit_regression(
         value = float(fitted.predict(x)[0] + drawn[k])
         p_method[k] = next(iter(fitted.steps(x, Comparison(q)))).p([[value]])[0, 0]
         points = rng.choice(n, n_points, replace=False)
+        # With transformers in the bag, another fit for each object.
+        one, x = fitted.at(x)
+        refits = ValueRefits(model, one.bag) if own is None else own
         alpha, tau = refits.scores(x, value, points, q, tick)
         # Iterative solvers stop at a tolerance of their own.
         greater, equal = pvalues.count(alpha, tau, 1e-9 * (1 + abs(tau)))

@@ -119,6 +119,7 @@ def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatA
     return lower, upper, np.concatenate([owner, np.flatnonzero(split)])
 
 
+@savable
 @dataclass(frozen=True)
 class LassoRegression(RegressionMethod):
     """Full CP itself for Lasso and ElasticNet, by following the fit over all values of the candidate."""

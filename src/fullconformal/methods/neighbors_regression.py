@@ -133,6 +133,7 @@ def rounding(X: FloatArray) -> float:
     return (d + 4) * EPS
 
 
+@savable
 @dataclass(frozen=True)
 class NeighborsRegression(RegressionMethod):
     """Full CP itself for k-NN regression."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +30,12 @@ class Comparison:
     groups: tuple[IntArray, IntArray] | None = None
     progress: Progress | None = None
     levels: FloatArray | None = None
+
+    def of(self, rows: npt.NDArray[np.intp], several: bool) -> Comparison:
+        """The same about some of the objects; of one fit that is asked about several."""
+        own = None if self.own is None else self.own[rows]
+        groups = None if self.groups is None else (self.groups[0], self.groups[1][rows])
+        return replace(self, own=own, groups=groups, progress=None, levels=self.levels if several else None)
 
     def ranks(self, n: int) -> tuple[int, int] | None:
         """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""
@@ -114,6 +120,14 @@ class FittedRegression(FittedModel):
             "predict_cdf and predict_quantile need residuals that are linear in y: use Ridge, LinearRegression, KernelRidge, a "
             "GaussianProcessRegressor or KNeighborsRegressor."
         )
+
+    def at(self, X: Any) -> tuple[FittedRegression, Any]:
+        """What answers for object X (1, ...), and the object as that sees it."""
+        return self, X
+
+    def rescaled(self, scales: FloatArray) -> FittedRegression:
+        """The same with columns divided by scales (d,), where it `takes_scales`."""
+        raise NotImplementedError
 
     def refits(self) -> Any:
         """What scores points by honest refits, for methods with refits of their own kind; None for others."""

@@ -45,6 +45,12 @@ class FittedRidge(FittedRegression):
         super().__init__(bag)
         self.fit = fit
         self._rankings: dict[float, Ranking | None] = {}
+        # Singular values are read from the root less the penalty, and their vectors divided by them.
+        size = fit.root**2 - fit.penalty
+        self.takes_scales = bool(fit.constant > 0 and (size > 1e-6 * fit.root**2).all())  # type: ignore[misc]
+
+    def rescaled(self, scales: FloatArray) -> FittedRidge:
+        return FittedRidge(Values(self.bag.X / scales, self.bag.y), self.fit.rescaled(self.bag.y, scales))
 
     def predict(self, X: Any) -> FloatArray:
         return self.fit.predict(np.asarray(X, dtype=np.float64))
@@ -265,6 +271,7 @@ def lowest(parabolas: list[tuple[float, float, float]]) -> tuple[list[tuple[floa
     return ranges, best
 
 
+@savable
 @dataclass(frozen=True)
 class RidgeRegression(RegressionMethod):
     """Full CP itself for linear and kernel ridge regressions, from one factorisation."""

@@ -120,8 +120,13 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
 # Regressors -----------------------------------------------------------------------------------------------------------
 
 
-def select_regression(model: Any, asked: str | RegressionMethod, config: Config) -> RegressionSelection:
-    """The method of a regressor, given what was asked for; an error where that does not go with the model."""
+def select_regression(
+    model: Any, asked: str | RegressionMethod, config: Config, whole: str = ""
+) -> RegressionSelection:
+    """The method of a regressor, given what was asked for; an error where that does not go with the model.
+
+    `whole` names what is fitted to values before or around the model, if anything is: it must be trained as a whole.
+    """
     if isinstance(asked, RegressionMethod):
         return RegressionSelection(replace(asked, model=model), "it was given as an object")
     kind = "the built-in regression" if model is None else type(model).__name__
@@ -138,12 +143,16 @@ def select_regression(model: Any, asked: str | RegressionMethod, config: Config)
         if not is_network(model):
             raise ValueError(f"method='influence' is for torch modules and MLPRegressor; of {kind} take method='auto'.")
         return RegressionSelection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
-    reason = why_not_exact(model)
+    reason = (
+        f"{whole} learns from the values, and would have to be fitted with every candidate"
+        if whole
+        else why_not_exact(model)
+    )
     if asked == "exact" and reason:
         raise ValueError(f"method='exact' cannot be had: {reason}. Take method='folds'.")
     if asked == "folds" or reason:
         found = f"{kind} is trained without each of {config.folds} folds, so that no point is scored by a model that has seen it"
-        found = f"{found} ({reason})" if asked == "auto" and is_usually_exact(model) else found
+        found = f"{found} ({reason})" if asked == "auto" and (whole or is_usually_exact(model)) else found
         return RegressionSelection(FoldsRegression(model, config.folds, config.repeats), found)
     if type(model) is KNeighborsRegressor:
         return RegressionSelection(NeighborsRegression(model), f"{kind} has exact scores without refits")

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.guarantees import Guarantee
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query
+from fullconformal.intervals import Distribution, Steps
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, Values
+from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
 from fullconformal.models.objects import equal, joined, take
 from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
@@ -43,6 +46,19 @@ class Asked:
         """What was found (k, C) of them to where it belongs in (2, m, C)."""
         labels = slice(None) if self.label is None else slice(self.label, self.label + 1)
         out[:, self.rows, labels] = np.stack(found)[:, :, labels]
+
+
+def groups_of(transformers: Transformers, training: Any, X: Any, size: int) -> Iterator[Group]:
+    """Groups of objects X (m, ...) beside the training objects, which take `size` bytes once they are transformed."""
+    n, m = _num_samples(training), _num_samples(X)
+    slow = transformers.slow
+    names = hashes(joined(training, X)) if slow else np.zeros(n + m, dtype=np.uint64)
+    # So many objects' transformers are fitted before the method is asked about them: 32, and no more than 128 MiB of them.
+    step = max(1, min(32, 2**27 // max(size, 1))) if slow else max(m, 1)
+    for start in range(0, m, step):
+        rows = np.arange(start, min(start + step, m))
+        for group in transformers.groups(training, take(X, rows), np.append(names[:n], names[n + rows])):
+            yield replace(group, rows=rows[group.rows])
 
 
 @savable
@@ -107,20 +123,13 @@ class FittedInBag(Fitted):
 
     def _asked(self, X: Any, scaled: bool) -> Iterator[Asked]:
         """Every object (of transformers that look at labels: every candidate) with the fit that is asked about it."""
-        m, labelled = _num_samples(X), needs_labels(self.transformers.fitted)
-        slow = labelled or self.transformers.slow
-        names = hashes(joined(self.bag.X, X)) if slow else np.zeros(self.n + m, dtype=np.uint64)
-        # So many objects' transformers are fitted before the method is asked about them: 32, and no more than 128 MiB of them.
-        step = max(1, min(32, 2**27 // max(self.inputs.nbytes, 1))) if slow else m
-        for start in range(0, m, step):
-            rows = np.arange(start, min(start + step, m))
-            if labelled:
-                for row in rows.tolist():
-                    yield from self._candidates(row, take(X, [row]), np.append(names[: self.n], names[self.n + row]))
-                continue
-            own = np.append(names[: self.n], names[self.n + rows])
-            for group in self.transformers.groups(self.bag.X, take(X, rows), own):
-                yield from self._of_group(replace(group, rows=rows[group.rows]), scaled)
+        if not needs_labels(self.transformers.fitted):
+            for group in groups_of(self.transformers, self.bag.X, X, self.inputs.nbytes):
+                yield from self._of_group(group, scaled)
+            return
+        names = hashes(joined(self.bag.X, X))
+        for row in range(_num_samples(X)):
+            yield from self._candidates(row, take(X, [row]), np.append(names[: self.n], names[self.n + row]))
 
     def _candidates(self, row: int, x: Any, names: Any) -> Iterator[Asked]:
         """The candidates of one object, each behind transformers fitted with it and its label."""
@@ -192,20 +201,125 @@ class FittedInBag(Fitted):
 
     def state(self) -> dict[str, Any]:
         """The method as it is and as it was before its fit, the transformers, the training points as these are given them."""
-        config = {name: getattr(self.config, name) for name in ("l2", "max_epochs", "memory", "seed")}
-        config["dtype"] = None if self.config.dtype is None else str(self.config.dtype).removeprefix("torch.")
         return {
-            "base": self.base, "behind": self.behind, "config": config, "transformers": self.transformers.fitted,
+            "base": self.base, "behind": self.behind, "config": saved_config(self.config), "transformers": self.transformers.fitted,
             "known": self.transformers.known, "X": self.bag.X, "classes": self.bag.classes,
         }  # fmt: skip
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same."""
-        base, method, given = expect(state["base"], Fitted), expect(state["behind"], Method), dict(state["config"])
-        dtype = given.pop("dtype")
-        require(dtype in (None, "float32", "float64"), "dtype")
+        base, method = expect(state["base"], Fitted), expect(state["behind"], Method)
         require(_num_samples(state["X"]) == base.n, "training points")
-        config = Config(**given, dtype=None if dtype is None else getattr(torch, dtype), device=base.device)
+        config = loaded_config(state["config"], base.device)
         known = Transformers(state["transformers"], bool(state["known"]))
         return cls(base, method, config, known, Bag(state["X"], base.labels, state["classes"]))
+
+
+def saved_config(config: Config) -> dict[str, Any]:
+    """What later fits need of a config."""
+    kept = {name: getattr(config, name) for name in ("l2", "max_epochs", "memory", "seed")}
+    return kept | {"dtype": None if config.dtype is None else str(config.dtype).removeprefix("torch.")}
+
+
+def loaded_config(state: Any, device: torch.device) -> Config:
+    """The same again, where it computes now."""
+    given = dict(state)
+    dtype = given.pop("dtype")
+    require(dtype in (None, "float32", "float64"), "dtype")
+    return Config(**given, dtype=None if dtype is None else getattr(torch, dtype), device=device)
+
+
+# Intervals ------------------------------------------------------------------------------------------------------------
+
+
+@savable
+class FittedRegressionInBag(FittedRegression):
+    """The same of a regressor: transformers that look at objects only are fitted once for all values of an object."""
+
+    def __init__(
+        self, base: FittedRegression, method: RegressionMethod, config: Config, transformers: Transformers, bag: Values
+    ):
+        super().__init__(bag)
+        self.base, self.behind, self.config, self.transformers = base, method, config, transformers
+        self.method, self.guarantee, self.takes_scheme = base.method, base.guarantee, base.takes_scheme  # type: ignore[misc]
+        self.inputs = transform(transformers.fitted, bag.X)
+
+    @classmethod
+    def of(cls, base: FittedRegression, method: RegressionMethod, config: Config, fitted: Any, bag: Values) -> Self:
+        """Of a method, and of transformers fitted to a bag of objects as these are given."""
+        return cls(base, method, replace(config, progress=None), Transformers.of(fitted, bag.X), bag)
+
+    def holds(self, X: Any) -> bool:
+        return self.base.holds(transform(self.transformers.fitted, X))
+
+    def predict(self, X: Any) -> FloatArray:
+        return self.base.predict(transform(self.transformers.fitted, X))
+
+    def residuals(self) -> FloatArray:
+        return self.base.residuals()
+
+    def at(self, X: Any) -> tuple[FittedRegression, Any]:
+        (_, fitted, objects), *_ = self._asked(X)
+        return fitted, objects
+
+    def _asked(self, X: Any) -> Iterator[tuple[npt.NDArray[np.intp], FittedRegression, Any]]:
+        """Numbers of some objects of X, the fit that is asked about them, and the objects as it sees them."""
+        for group in groups_of(self.transformers, self.bag.X, X, self.inputs.nbytes):
+            if group.scales is None or not (fitted := self._fit(transformed(group.points))).takes_scales:
+                for one in group.apart():
+                    yield one.rows, self._fit(transformed(one.points)), transformed(one.objects)
+                continue
+            objects, same = transformed(group.objects), (group.scales == 1).all(1)
+            if same.any():
+                yield group.rows[same], fitted, objects[same]
+            for r in np.flatnonzero(~same):
+                yield group.rows[r : r + 1], fitted.rescaled(group.scales[r]), objects[r : r + 1] / group.scales[r]
+
+    def _fit(self, points: Any) -> FittedRegression:
+        if equal(points, self.inputs):
+            return self.base
+        return self.behind.fit(replace(self.bag, X=points), self.config)
+
+    def _in_order(self, X: Any, query: Comparison, ask: Any) -> Iterator[Any]:
+        """What the fit of each object says of it, one by one in their order."""
+        m, width, done = _num_samples(X), max(32, 2**22 // self.n), 0
+        for start in range(0, m, width):
+            some, found = np.arange(start, min(start + width, m)), dict[int, Any]()
+            for rows, fitted, objects in self._asked(take(X, some)):
+                # What prepares many objects pays for the one fit that has many.
+                one = query.of(some[rows], several=fitted is self.base)
+                parts = (part for block in ask(fitted, objects, one) for part in block.apart())
+                found |= zip(rows.tolist(), parts, strict=True)
+                done += len(rows)
+                if query.progress is not None:
+                    query.progress(done, m)
+            yield from (found[row] for row in range(len(some)))
+
+    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        return self._in_order(X, query, lambda fitted, objects, one: fitted.steps(objects, one))
+
+    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+        return self._in_order(X, query, lambda fitted, objects, one: fitted.distributions(objects, one))
+
+    @property
+    def figures(self) -> Figures:
+        return self.base.figures
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.base.warnings
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "base": self.base, "behind": self.behind, "config": saved_config(self.config), "X": self.bag.X, "y": self.bag.y,
+            "transformers": self.transformers.fitted, "known": self.transformers.known,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        base, method = expect(state["base"], FittedRegression), expect(state["behind"], RegressionMethod)
+        bag = Values(state["X"], expect(state["y"], np.ndarray))
+        require(_num_samples(bag.X) == base.n and bag.y.shape == (base.n,), "training points")
+        known = Transformers(state["transformers"], bool(state["known"]))
+        return cls(base, method, loaded_config(state["config"], base.device), known, bag)
