@@ -6,7 +6,7 @@ import torch
 from cases import CURVATURES, MODELS, ResNet, draw, resnet18
 from torch import nn
 
-from fullconformal import FullConformalClassifier, load
+from fullconformal import FullConformalClassifier, FullConformalRegressor, load
 from fullconformal.influence.counter import direct_counts
 from fullconformal.influence.direct import direct
 from fullconformal.influence.indirect import indirect
@@ -204,3 +204,44 @@ def test_ekfac_keeps_to_its_memory_budget():
     p = clf.predict_p(X[4000:])
     assert ((p > 0) & (p <= 1)).all()
     assert budget / 2 < (torch.cuda.max_memory_allocated() - before) / 2**30 <= budget
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "dual", "ekfac", "kfac", "last_layer"])
+def test_intervals_of_networks_are_those_of_the_cpu(curvature, tmp_path):
+    """Prefit, so that training does not differ; in float64, with Jacobians kept and formed again, and after a move."""
+    rng = np.random.default_rng(0)
+    X, new = rng.normal(size=(150, 4)), rng.normal(size=(12, 4))
+    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=150)
+    network = mlp(4, (8,), 1).double()
+    found = {}
+    for device in ("cpu", "cuda"):
+        # The dual itself needs more.
+        for memory in (1.0,) if curvature == "dual" else (1.0, 1e-4):
+            reg = FullConformalRegressor(
+                network,
+                method="influence",
+                prefit=True,
+                curvature=curvature,
+                l2=0.05,
+                device=device,
+                memory_budget=memory,
+            )
+            reg.fit(X, y)
+            for scheme in ("ordinary", "studentized", "deleted"):
+                found[device, memory, scheme] = reg.set_params(scheme=scheme).predict_interval(new, [0.8, 0.9])
+        reg.save(tmp_path / device)
+        np.testing.assert_allclose(
+            load(tmp_path / device).predict_interval(new, [0.8, 0.9]), found[device, memory, scheme], rtol=1e-7
+        )
+    for (_, memory, scheme), ends in found.items():
+        np.testing.assert_allclose(ends, found["cpu", 1.0, scheme], rtol=1e-7, atol=1e-9, err_msg=f"{memory} {scheme}")
+
+
+def test_a_network_for_intervals_trains_on_the_gpu():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 3)).astype(np.float32)
+    y = X[:, 0] ** 2 + 0.2 * rng.normal(size=400)
+    reg = FullConformalRegressor(mlp(3, (20,), 1), method="influence", random_state=0).fit(X[:300], y[:300])
+    low, high = reg.predict_interval(X[300:]).T
+    # A binomial band of four standard deviations, for 100 objects and 300 points.
+    assert abs(((low <= y[300:]) & (y[300:] <= high)).mean() - 0.9) < 4 * (0.09 * (1 / 100 + 1 / 300)) ** 0.5
