@@ -32,7 +32,8 @@ from fullconformal.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 SEEDS, Q = st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0])
-PLENTY, LITTLE = 2**28, 2**17  # of memory: rows of 300 points are kept, and are not where p is some hundred
+PLENTY, LITTLE = 2**28, 2**17  # of memory: rows of 300 points are kept, and those of FEW are not where p is some hundred
+FEW = 100
 
 
 def prepared(name, seed, curvature="ggn", *, n=300, m=20, penalty=0.7, close=0, memory=PLENTY, dtype=torch.float64):
@@ -89,10 +90,11 @@ def same_in_every_way(bag, X):
 @settings(max_examples=4, deadline=None)
 def test_counts_are_those_of_the_literal_loop(name, curvature, memory, seed, q, weighted, conditional, on_itself, far):
     """Far objects have influence enough to lift a training point above all losses; training points as objects tie with themselves."""
-    bag, X = prepared(name, seed, curvature, m=5, memory=memory)
+    n = 300 if memory == PLENTY else FEW
+    bag, X = prepared(name, seed, curvature, n=n, m=5, memory=memory)
     assert bag.factor.positive_definite
     X = bag.problem.X[:5] if on_itself else far * X
-    ours, literal = both(bag, X, q, eighths(300, seed) if weighted else None, conditional)
+    ours, literal = both(bag, X, q, eighths(n, seed) if weighted else None, conditional)
     assert np.array_equal(ours.greater, literal.greater) and np.array_equal(ours.equal, literal.equal)
     assert weighted or not on_itself or (literal.equal[np.arange(5), bag.problem.y[:5]] >= 1).all()
 
@@ -100,7 +102,7 @@ def test_counts_are_those_of_the_literal_loop(name, curvature, memory, seed, q, 
 def test_what_is_kept_depends_on_the_memory():
     """So that the cases above are of rows kept, made anew, and made from the layers."""
     for name, curvature, from_layers in (("cnn", "ggn", False), ("cnn", "ekfac", True), ("resnet", "kfac", True)):
-        plenty, little = (prepared(name, 0, curvature, memory=memory)[0] for memory in (PLENTY, LITTLE))
+        plenty, little = (prepared(name, 0, curvature, n=FEW, memory=memory)[0] for memory in (PLENTY, LITTLE))
         assert plenty.half is not None and little.half is None and (little.halves is not None) == from_layers
 
 
@@ -121,7 +123,8 @@ def test_few_points_and_one_object(name, seed, q, weighted, conditional, n):
 @settings(max_examples=5, deadline=None)
 def test_float32(name, memory, seed, q, conditional):
     """A distance may be within rounding of the largest at which scores are tied: of 300 points one, say."""
-    bag, X = prepared(name, seed, memory=memory, dtype=torch.float32, penalty=5.0)
+    n = 300 if memory == PLENTY else FEW
+    bag, X = prepared(name, seed, n=n, m=10, memory=memory, dtype=torch.float32, penalty=5.0)
     assert same(bag, torch.cat([X, bag.problem.X[:5]]), q, None, conditional, allowed=1)
 
 
@@ -169,7 +172,7 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
     made, exact = (source.make(every_candidate(bag, X, 0.5), single) for single in (True, False))
     assert made.single and not exact.single
     near = Near(source, made, _Counter(source, None).points, torch.arange(len(made)), 2**20)
-    rows, b = points.single
+    rows, b = points.single, points.b.float()
     excess = b[:, None] - made.tau.float() - rows @ made.rows.T
     true = points.b[:, None] - exact.tau - bag.half[points.order] @ exact.rows.T
     granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
@@ -272,7 +275,7 @@ def sure_network(seed=11, n=2000, m=150):
 @pytest.mark.parametrize("conditional", [False, True])
 @pytest.mark.parametrize("memory", [PLENTY, 2**20])
 def test_candidates_far_from_all_points_are_not_solved_for(conditional, memory):
-    problem, Xt = sure_network()
+    problem, Xt = sure_network(m=150 if memory == PLENTY else 30)
     bag = prepare(problem, CURVATURES["ggn"](1.0).factor(problem), memory)
     for q in (1.0, 0.5, 0.0):
         ours, literal = both(bag, Xt, q, conditional=conditional)
@@ -327,7 +330,7 @@ def test_ranges_hold_what_is_needed_and_little_more():
     alpha, tau = all_scores(direct, bag, Xt, 1.0)
     rho = Kept(bag, points, Xt, 1.0).make(every_candidate(bag, Xt, 1.0), single=False).rho
     b, sigma, t = points.b, points.sigma, tau.flatten()
-    low, high = points.ranges(t, t, rho, 0 * t, torch.zeros(200, dtype=torch.long))
+    low, high = points.within.find(t, t, rho, 0 * t, torch.zeros(200, dtype=torch.long))
     at = torch.arange(len(b))
     held = (at >= low[:, None]) & (at < high[:, None])
     needed = (b - t[:, None]).abs() <= sigma * rho[:, None]
@@ -374,7 +377,7 @@ def test_the_memory_is_kept_to_where_later_objects_need_every_point(weighted):
     assert same(bag, Xt, 1.0, points)
 
 
-@pytest.mark.parametrize(("inputs", "classes", "n"), [(40, 30, 4000), (60, 3, 20000)])
+@pytest.mark.parametrize(("inputs", "classes", "n"), [(12, 30, 4000), (60, 3, 20000)])
 def test_copies_and_tiles_fit_what_kept_rows_leave_of_the_memory(inputs, classes, n):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(inputs, classes)).double().eval()

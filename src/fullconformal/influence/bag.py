@@ -24,8 +24,7 @@ from fullconformal.influence.prepared import PORTION, Prepared
 class SortedPoints:
     """Points sorted by b (n,), class by class where candidates are compared within their class.
 
-    `order` (n,) has their places in the training set, `starts` and `stops` where each class begins and ends. Slack and σ (n,) are as they
-    are, and as their largest up to each point of its class.
+    `order` (n,) has their places in the training set, `starts` and `stops` where each class begins and ends.
     """
 
     def __init__(self, prepared: Prepared, q: float, class_conditional: bool):
@@ -38,11 +37,9 @@ class SortedPoints:
             self.stops = torch.bincount(y, minlength=prepared.problem.n_classes).cumsum(0).tolist()
         self.b, self.order, self.slack, self.sigma = b, order, prepared.slack[order], s.sqrt()[order]
         self.starts = [0, *self.stops[:-1]]
-        self.most_slack, self.most_sigma = (
-            torch.cat([part.cummax(0).values for part in v.tensor_split(self.stops[:-1])])
-            for v in (self.slack, self.sigma)
-        )
-        self.top: Tensor | None = None  # 𝓗⁻¹g_i of the points of largest b, as many as a prediction asked for
+        self.within = Ranges(b, self.slack, self.sigma, self.stops)
+        self.top: Solved | None = None  # the points of largest b, as many as a prediction asked for
+        self.spent = 0  # candidates that predictions have solved for so far
         self.root: Any = None  # L⁻ᵀ as `candidates` writes it out, where a prediction asked for it
 
     def __len__(self) -> int:
@@ -53,19 +50,45 @@ class SortedPoints:
         return {**{name: value for name, value in vars(self).items() if name != "single"}, "top": None, "root": None}
 
     @cached_property
-    def single(self) -> tuple[Tensor, Tensor]:
-        """L⁻¹g_i (n, p) and b (n,) in float32."""
+    def single(self) -> Tensor:
+        """L⁻¹g_i (n, p) in float32."""
         assert self.prepared.half is not None
         rows = self.b.new_empty(len(self), self.prepared.problem.p, dtype=torch.float32)
         for at, out in zip(self.order.split(PORTION), rows.split(PORTION), strict=True):
             out.copy_(self.prepared.half.index_select(0, at))
-        return rows, self.b.float()
+        return rows
 
-    def solved(self, count: int) -> Tensor:
-        """𝓗⁻¹g_i (count, p) of the last points."""
-        if self.top is None or len(self.top) < count:
-            self.top = self.prepared.factor.back(self.prepared.half_rows(self.order[len(self) - count :]))
-        return self.top[len(self.top) - count :]
+    def solved(self, count: int) -> Solved:
+        """The last points with their 𝓗⁻¹g_i, at least so many."""
+        if self.top is None or len(self.top.rows) < count:
+            self.top = Solved(self, count)
+        return self.top
+
+
+class Solved:
+    """The last points of a bag of one class with their rows U_i = 𝓗⁻¹g_i (count, p): |k_i| ≤ |U_i||ĝ|, and no candidate is solved for."""
+
+    def __init__(self, bag: SortedPoints, count: int):
+        last = slice(len(bag) - count, None)
+        self.rows = bag.prepared.factor.back(bag.prepared.half_rows(bag.order[last]))
+        self.lengths = torch.linalg.vector_norm(self.rows, dim=1)
+        self.within = Ranges(bag.b[last], bag.slack[last], self.lengths, [count])
+
+    @cached_property
+    def single(self) -> Tensor:
+        """Rows in float32."""
+        return self.rows.float()
+
+
+class Ranges:
+    """The ranges of points that candidates need, among points in the order of b (n,) with slack and σ (n,), class by class."""
+
+    def __init__(self, b: Tensor, slack: Tensor, sigma: Tensor, stops: list[int]):
+        self.b, self.stops, self.starts = b, stops, [0, *stops[:-1]]
+        # The largest up to each point of its class.
+        self.most_slack, self.most_sigma = (
+            torch.cat([part.cummax(0).values for part in v.tensor_split(stops[:-1])]) for v in (slack, sigma)
+        )
 
     @cached_property
     def searched(self) -> list[tuple[Tensor, Tensor]]:
@@ -77,21 +100,21 @@ class SortedPoints:
             out.append((pad(b + 2 * slack, (0, missing), value=torch.inf), pad(sigma, (0, missing))))
         return out
 
-    def ranges(self, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def find(self, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """First point and the point after the last (k,) that could fall on either side of τ or tie with it.
 
         For candidates of labels y with τ between lowest and highest, rounding `own` granted to it, and √ŝ ≤ ρ, (k,) each.
         """
         if len(self.stops) == 1:
-            return self._ranges(0, lowest, highest, rho, own)
+            return self._find(0, lowest, highest, rho, own)
         out = torch.zeros(2, len(y), dtype=torch.long, device=y.device)
         for label in range(len(self.stops)):
             mine = (y == label).nonzero()[:, 0]
             if len(mine):
-                out[:, mine] = torch.stack(self._ranges(label, *(v[mine] for v in (lowest, highest, rho, own))))
+                out[:, mine] = torch.stack(self._find(label, *(v[mine] for v in (lowest, highest, rho, own))))
         return out[0], out[1]
 
-    def _ranges(self, label: int, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    def _find(self, label: int, lowest: Tensor, highest: Tensor, rho: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """Among the points of a class, or of all."""
         start, stop = self.starts[label], self.stops[label]
         if start == stop:

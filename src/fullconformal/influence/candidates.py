@@ -14,7 +14,7 @@ from torch import Tensor
 from fullconformal.curvature.base import SMALL
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.scores import candidate_gradients
-from fullconformal.problem import flat, select, squared_norms
+from fullconformal.problem import Rows, flat, select, squared_norms
 
 UNIT = 2.0**-24  # of float32's rounding
 TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
@@ -23,35 +23,44 @@ OBJECTS = 128  # whose rows are made together, so that they stay in the cache
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates of objects x with labels y: ℓ̂, ŝ or a bound of it, and the lowest τ there may be, (k,) each; once made, rows (k, p)."""
+    """Candidates of objects x with labels y: ℓ̂, ŝ or a bound of it, and the lowest τ there may be, (k,) each; once made, rows (k, p).
+
+    Rows that are gradients may be left as outer products, which are written out when they meet points.
+    """
 
     x: Tensor
     y: Tensor
     loss: Tensor
     influence: Tensor
     tau: Tensor
-    rows: Tensor | None = None
+    rows: Tensor | list[Rows] | None = None
     #: what rows in float32 are off by, besides rounding, (k,); ŝ is then an upper bound, and τ off by as much
     error: Tensor | None = None
 
     @property
     def single(self) -> bool:
         """Whether rows are rounded to float32, and nothing else is."""
-        return self.rows is not None and self.rows.dtype == torch.float32 != self.tau.dtype
+        rows = self.rows[0].left if isinstance(self.rows, list) else self.rows
+        return rows is not None and rows.dtype == torch.float32 != self.tau.dtype
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: Tensor | slice) -> Candidates:
         """Some of them."""
-        parts = [getattr(self, field.name) for field in fields(self)]
-        some: list[Any] = [None if part is None else part[index] for part in parts]
-        return Candidates(*some)
+        return Candidates(*(_some(getattr(self, field.name), index) for field in fields(self)))
 
     @property
     def rho(self) -> Tensor:
         """√ŝ (k,), or an upper bound."""
         return self.influence.sqrt()
+
+
+def _some(part: Any, index: Tensor | slice) -> Any:
+    """Those of a part of candidates at the given positions."""
+    if part is None:
+        return None
+    return select(part, index) if isinstance(part, list) else part[index]
 
 
 def every_candidate(prepared: Prepared, X: Tensor, q: float) -> Candidates:
@@ -85,6 +94,12 @@ def lowest(loss: Tensor, s_hat: Tensor, q: float) -> Tensor:
 def with_rows(found: Candidates, rows: Tensor | None, s_hat: Tensor, q: float) -> Candidates:
     """With rows that are as good as the problem's precision, and ŝ (k,)."""
     return replace(found, rows=rows, influence=s_hat, tau=lowest(found.loss, s_hat, q), error=None)
+
+
+def written_rows(made: Candidates, index: Tensor | slice = slice(None)) -> Tensor:
+    """Rows (k, p) of those at the given positions."""
+    assert made.rows is not None
+    return flat(select(made.rows, index)) if isinstance(made.rows, list) else made.rows[index]
 
 
 def written(prepared: Prepared, X: Tensor, found: Candidates) -> Tensor:

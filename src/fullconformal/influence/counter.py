@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.influence.bag import sorted_bag
-from fullconformal.influence.candidates import Candidates, every_candidate
+from fullconformal.influence.candidates import Candidates, every_candidate, written_rows
 from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.sources import Source, Top, source_of
@@ -83,12 +83,13 @@ class _Counter:
         low, high = torch.tensor([bag.starts, bag.stops], device=beyond.device)[:, self._class(found)]
         end = beyond[high]
         if source.is_bounded:
-            low, high = self._ranges(source, found, found.loss)
+            low, high = source.ranges(found, found.loss)
         self._add(found, beyond[high] - end)
         left = (high > low).nonzero()[:, 0]
         if source.has_top and len(left):
             left = self._count_top(found, low, high, left)
         self.solved = len(left) / max(1, len(found))
+        bag.spent += len(left)
         source.begin(found[left])
         done = len(found) - len(left)
         for index in self._portions(low[left], high[left]):
@@ -96,13 +97,10 @@ class _Counter:
             if index is not None:
                 lows, highs = (ends.clamp(int(index[0]), int(index[-1]) + 1) for ends in (lows, highs))
                 mine, lows, highs = (v[highs > lows] for v in (left, lows, highs))
-                b, order, slack, sigma = (v[index] for v in points[:4])
-                weight = None if points.weight is None else points.weight[index]
-                points = Points(b, order, slack, sigma, weight, from_there_on(b, weight))
+                points = points.at(index)
             source.hold(index)
             for at, *ends in zip(*(v.split(source.room) for v in (mine, lows, highs)), strict=True):
-                if not self._count_some(found[at], ends[0], ends[1], points, index, single=True):
-                    self._count_some(found[at], ends[0], ends[1], points, index, single=False)
+                self._count_some(source, found[at], ends[0], ends[1], points, index)
                 done += len(at)
                 if progress is not None:
                     progress(min(m, m * done // len(found)), m)
@@ -115,26 +113,24 @@ class _Counter:
         covered = low[left] >= top.first
         if covered.any():
             top.hold(None)
+            points = self.points.at(slice(top.first, None))._replace(sigma=top.solved.lengths)
             for at in left[covered].split(top.room):
-                self._meet(top, top.make(found[at], single=False), low[at], high[at], self.points)
+                self._count_some(top, found[at], low[at] - top.first, high[at] - top.first, points, None)
         return left[~covered]
 
     def _count_some(
-        self, found: Candidates, low: Tensor, high: Tensor, points: Points, index: Tensor | None, single: bool
-    ) -> bool:
-        """Count candidates, of which ranges low … high (k,) hold what is needed, among the points at some places of the bag, or all.
-
-        Whether it is done: float32 may leave too many pairs to be formed again.
-        """
-        made, beyond = self.source.make(found, single), self.points.beyond
-        first, last = (torch.minimum(torch.maximum(e, low), high) for e in self._ranges(self.source, made, made.tau))
-        surely = beyond[last] - beyond[high]
-        if index is not None:
-            first, last = (torch.searchsorted(index, ends) for ends in (first, last))
-        done = self._meet(self.source, made, first, last, points)
-        if done:
-            self._add(made, surely)
-        return done
+        self, source: Source, found: Candidates, low: Tensor, high: Tensor, points: Points, index: Tensor | None
+    ) -> None:
+        """Count candidates, of which ranges low … high (k,) hold what is needed, among the points at some places of the bag, or all."""
+        for single in (True, False):
+            made = source.make(found, single)
+            first, last = (torch.minimum(torch.maximum(e, low), high) for e in source.ranges(made, made.tau))
+            end = high
+            if index is not None:
+                first, last, end = (torch.searchsorted(index, ends) for ends in (first, last, high))
+            # Float32 may leave too many pairs to be formed again.
+            if self._meet(source, made, first, last, points):
+                return self._add(made, points.beyond[last] - points.beyond[end])
 
     def _class(self, found: Candidates) -> Tensor:
         """The class of points that candidates are compared with; 0 where there is but one."""
@@ -143,12 +139,6 @@ class _Counter:
     def _add(self, found: Candidates, weight: Tensor) -> None:
         """Add weight (k,) to what is above candidates."""
         self.total[0].index_add_(0, found.x * self.prepared.problem.n_classes + found.y, weight)
-
-    def _ranges(self, source: Source, found: Candidates, highest: Tensor) -> tuple[Tensor, Tensor]:
-        """The ranges of candidates with τ no higher than `highest` (k,)."""
-        # What a product errs by, what is granted for that, and the rounding of the bound itself.
-        rho = found.rho * (1 + 3 * (source.error + self.prepared.rounding))
-        return self.bag.ranges(found.tau, highest, rho, source.own(found), found.y)
 
     def _portions(self, low: Tensor, high: Tensor) -> list[Tensor | None]:
         """Places of the points that are in some range, in portions; None for all of them at once."""
@@ -173,12 +163,11 @@ class _Counter:
         most = near.largest(tiles)
         dtype = torch.float32 if single else made.tau.dtype
         tau, s_hat = made.tau[order].to(dtype), made.influence[order]
-        scores = self.bag.single[1] if single else points.b
-        assert made.rows is not None
+        scores = points.b.to(dtype)
         stop = pairs = 0
         for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
             c = slice(stop, stop := stop + size)
-            rows, step = made.rows.index_select(0, order[c]), max(1, room // size)
+            rows, step = written_rows(made, order[c]), max(1, room // size)
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
                 excess = scores[i, None] - tau[c]
                 source.subtract(excess, source.rows(i, single), rows, points.sigma[i], s_hat[c])

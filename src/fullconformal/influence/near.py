@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullconformal.influence.candidates import TINY, UNIT, Candidates, solved_one_by_one
+from fullconformal.influence.candidates import TINY, UNIT, Candidates, written_rows
 from fullconformal.influence.sources import Source
 from fullconformal.influence.tiles import Points, Tiles
 
@@ -108,10 +108,9 @@ class Near:
     def _again(self, c: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
         """α − τ and the rounding granted to τ, (pairs,), of candidates c with points i, in the problem's precision."""
         (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
-        exact = solved_one_by_one(self.prepared, self.source.X, self.made[which], self.source.q, single=False)
-        assert exact.rows is not None
-        half, tau = self.prepared.half_rows(self.points.order[whom]), exact.tau[row]
-        k, step = torch.empty_like(tau), max(1, CACHE // half.shape[1])
+        exact = self.source.make(self.made[which], single=False)
+        rows, points, tau = written_rows(exact), self.source.rows(whom, single=False), exact.tau[row]
+        k, step = torch.empty_like(tau), max(1, CACHE // points.shape[1])
         for out, *at in zip(*(v.split(step) for v in (k, row, column)), strict=True):
-            torch.linalg.vecdot(exact.rows[at[0]], half[at[1]], out=out)
+            torch.linalg.vecdot(rows[at[0]], points[at[1]], out=out)
         return self.points.b[i] - k - tau, self.source.own(exact)[row]

@@ -3,13 +3,14 @@
 | source | points | candidates | |
 |---|---|---|---|
 | Kept | L⁻¹g_i | L⁻¹ĝ | n·p numbers fit the memory |
-| Top | 𝓗⁻¹g_i | ĝ | a few points of largest b: candidates that meet no others need no solve |
+| Top | 𝓗⁻¹g_i | ĝ | points of largest b, a few or all: candidates that meet no others need no solve |
 | MadeAnew | g_i | 𝓗⁻¹ĝ | in portions of points that fit the memory |
 | FromLayers | R⁻¹g_i | R⁻¹ĝ | the same, where the factor makes these straight from the layers |
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import Halves
-from fullconformal.influence.bag import SortedPoints
+from fullconformal.influence.bag import Ranges, SortedPoints
 from fullconformal.influence.candidates import (
     HUGE,
+    TINY,
     Candidates,
     Root,
     is_bounded,
@@ -31,7 +33,7 @@ from fullconformal.influence.candidates import (
     written_root,
 )
 from fullconformal.influence.prepared import Prepared
-from fullconformal.problem import flat
+from fullconformal.problem import Rows, flat, squared_norms
 from fullconformal.runtime.numerics import single_is_whole, whole_sums
 
 LONGEST = 2**17  # terms up to which as many additions in float32 err by that many units
@@ -48,10 +50,13 @@ class Source(ABC):
 
     def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float):
         self.prepared, self.bag, self.X, self.q = prepared, bag, X, q
+        self.within = bag.within
         self.is_bounded = is_bounded(prepared)
         p, size = prepared.problem.p, X.element_size()
         self.room = max(1, prepared.memory // 16 // (4 * p * size))  # candidates whose rows are made together
         self.portion = len(bag)  # points whose rows are held together
+        # Float32 serves where its products are what they should be.
+        self.single = X.dtype == torch.float64 and p <= LONGEST and (X.is_cuda or single_is_whole())
 
     def bounded(self, found: Candidates) -> Candidates:
         """Candidates with the bounds of ŝ and τ that decide which points they meet."""
@@ -62,6 +67,12 @@ class Source(ABC):
         size = found.tau.abs() if found.rows is not None else torch.maximum(found.tau.abs(), found.loss)
         off = 0.0 if found.error is None else 4 * (1 - self.q) * found.rho * found.error
         return self.prepared.rounding * size + off
+
+    def ranges(self, found: Candidates, highest: Tensor) -> tuple[Tensor, Tensor]:
+        """The ranges of candidates with τ no higher than `highest` (k,) among the points."""
+        # What a product errs by, what is granted for that, and the rounding of the bound itself.
+        rho = found.rho * (1 + 3 * (self.error + self.prepared.rounding))
+        return self.within.find(found.tau, highest, rho, self.own(found), found.y)
 
     def begin(self, left: Candidates) -> None:
         """Make what serves all candidates that are left."""
@@ -76,7 +87,7 @@ class Source(ABC):
         """Make the rows of the points at some places of the bag, or of all."""
 
     @abstractmethod
-    def rows(self, at: slice, single: bool) -> Tensor:
+    def rows(self, at: slice | Tensor, single: bool) -> Tensor:
         """Rows of some of the points held."""
 
     def subtract(self, excess: Tensor, points: Tensor, rows: Tensor, sigma: Tensor, s_hat: Tensor) -> Tensor:
@@ -91,7 +102,6 @@ class Kept(Source):
 
     def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float):
         super().__init__(prepared, bag, X, q)
-        self.single = X.dtype == torch.float64 and prepared.problem.p <= LONGEST and (X.is_cuda or single_is_whole())
         # τ must be known without ŝ, and one end of the bag be everyone's.
         self.has_top = self.is_bounded and q == 1 and len(bag.stops) == 1
 
@@ -100,13 +110,8 @@ class Kept(Source):
             self.root = self.bag.root = self.bag.root or written_root(self.prepared)
 
     def make(self, found: Candidates, single: bool) -> Candidates:
-        single = single and self.single
-        made = self._make(found, single)
-        if single:
-            rho, own = float(made.rho.max()), float(made.tau.abs().max())
-            longest = (1 + float(self.bag.sigma.max())) * (1 + rho) + float(self.bag.b.abs().max()) + own
-            made = made if longest < HUGE else self._make(found, False)
-        return made
+        made = self._make(found, single and self.single)
+        return made if not made.single or _is_small(made, self.within) else self._make(found, False)
 
     def _make(self, found: Candidates, single: bool) -> Candidates:
         if self.root is None:
@@ -116,32 +121,46 @@ class Kept(Source):
     def hold(self, index: Tensor | None) -> None:
         assert index is None and self.prepared.half is not None
 
-    def rows(self, at: slice, single: bool) -> Tensor:
+    def rows(self, at: slice | Tensor, single: bool) -> Tensor:
         assert self.prepared.half is not None
         if single:
-            return self.bag.single[0][at]
+            return self.bag.single[at]
         return self.prepared.half.index_select(0, self.bag.order[at])
 
 
 class Top(Source):
-    """𝓗⁻¹g_i of so many points of largest b that solves for them and for the candidates that meet others are fewest."""
+    """𝓗⁻¹g_i of so many points of largest b that solves for them and for the candidates that meet others are fewest.
+
+    Points' are kept. As many of them as candidates have been solved for count nothing: however many predictions follow, no more than twice
+    the fewest solves are made.
+    """
 
     def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float, low: Tensor):
         """`low` (k,) is the first point that each candidate meets."""
         super().__init__(prepared, bag, X, q)
-        n, low = len(bag), low.sort().values
+        n, low, kept = len(bag), low.sort().values, 0 if bag.top is None else len(bag.top.rows)
         first = torch.cat([low.unique(), low.new_tensor([n])])
         first = first[(n - first) * prepared.problem.p * X.element_size() <= prepared.memory // 16]
-        self.first = int(first[(n - first + torch.searchsorted(low, first)).argmin()])
+        more = (n - first - kept - bag.spent).clamp_min(0)
+        self.first = min(n - kept, int(first[(more + torch.searchsorted(low, first)).argmin()]))
 
     def make(self, found: Candidates, single: bool) -> Candidates:
-        return replace(found, rows=written(self.prepared, self.X, found))
+        rows = self.prepared.problem.gradients(self.X[found.x], found.y)
+        made = replace(found, rows=rows, influence=squared_norms(rows))
+        if not (single and self.single and _is_small(made, self.within)):
+            return made
+        # What is lost where factors of an outer product vanish.
+        sizes = sorted(1 + float(part.abs().max()) for block in rows for part in block if part is not None)
+        error = self.prepared.problem.p * TINY * math.prod(sizes[-2:])
+        short = [Rows(left.float(), None if right is None else right.float()) for left, right in rows]
+        return replace(made, rows=short, error=torch.full_like(found.tau, error)) if error < 1 else made
 
     def hold(self, index: Tensor | None) -> None:
-        self.held = self.bag.solved(len(self.bag) - self.first)
+        self.solved = self.bag.solved(len(self.bag) - self.first)
+        self.within = self.solved.within
 
-    def rows(self, at: slice, single: bool) -> Tensor:
-        return self.held[at.start - self.first : at.stop - self.first]
+    def rows(self, at: slice | Tensor, single: bool) -> Tensor:
+        return (self.solved.single if single else self.solved.rows)[at]
 
 
 class MadeAnew(Source):
@@ -160,7 +179,7 @@ class MadeAnew(Source):
         at = self.bag.order if index is None else self.bag.order[index]
         self.held = flat(self.prepared.rows(at))
 
-    def rows(self, at: slice, single: bool) -> Tensor:
+    def rows(self, at: slice | Tensor, single: bool) -> Tensor:
         return self.held[at]
 
 
@@ -235,7 +254,7 @@ class FromLayers(Source):
         s = self.prepared.self_influence[at, None].clamp_min(0)
         self.held = self._rows(problem.X[at], problem.y[at, None], s)
 
-    def rows(self, at: slice, single: bool) -> Tensor:
+    def rows(self, at: slice | Tensor, single: bool) -> Tensor:
         return self.held[at]
 
     def subtract(self, excess: Tensor, points: Tensor, rows: Tensor, sigma: Tensor, s_hat: Tensor) -> Tensor:
@@ -245,6 +264,12 @@ class FromLayers(Source):
         with whole_sums():
             k = (a @ b.mT).sum(0, dtype=excess.dtype)
         return excess.sub_(k / _lengthening(sigma**2)[:, None] / _lengthening(s_hat))
+
+
+def _is_small(made: Candidates, points: Ranges) -> bool:
+    """Whether the products of candidates with points stay far from the largest numbers of float32."""
+    rho, own = float(made.rho.max()), float(made.tau.abs().max())
+    return (1 + float(points.most_sigma.max())) * (1 + rho) + float(points.b.abs().max()) + own < HUGE
 
 
 def _lengthening(s: Tensor) -> Tensor:

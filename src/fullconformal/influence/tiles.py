@@ -25,6 +25,12 @@ class Points(NamedTuple):
     weight: Tensor | None
     beyond: Tensor
 
+    def at(self, index: Tensor | slice) -> Points:
+        """Some of them."""
+        weight = None if self.weight is None else self.weight[index]
+        b, order, slack, sigma = (v[index] for v in (self.b, self.order, self.slack, self.sigma))
+        return Points(b, order, slack, sigma, weight, from_there_on(b, weight))
+
 
 class Tiles(NamedTuple):
     """Candidates in the order of their tiles, (k,); of each tile the number of candidates, the first point and the one after the last."""
