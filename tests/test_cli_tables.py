@@ -218,7 +218,7 @@ def test_compare_a_table_and_digits(people, tmp_path):
     coverage = figures[(figures["metric"] == "coverage")]
     # Of 75 rows, and for the aggregating methods somewhat above the level.
     assert len(coverage) > 2 and (coverage["value"] > 0.9 - 4 * (0.09 / 75) ** 0.5).all()
-    found = json.loads(ok("compare", "digits", "--json", "--confidence", 0.9).stdout)
+    found = json.loads(ok("compare", "digits", "--json", "--confidence", 0.9, "--test-size", 0.02).stdout)
     assert {row["method"] for row in found} >= {"split"} and {row["level"] for row in found} >= {None, 0.9}
     assert "--target COLUMN" in refused("compare", people / "old.csv")
     assert "no such file" in refused("compare", tmp_path / "nothing.csv", "--target", "y")

@@ -402,15 +402,14 @@ def test_a_tensor_of_no_number_has_no_trillion_rows(piped, tmp_path):
 # The fuzzer -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_thousands_of_files_of_changed_values_do_nothing_but_fail(seed):
+def test_thousands_of_files_of_changed_values_do_nothing_but_fail():
     """In a process of its own, watched by an audit hook, which cannot be taken off again; `python tests/forged.py 200000` tries more."""
-    code = [sys.executable, forged.__file__, "1500", str(seed)]
+    code = [sys.executable, forged.__file__, "3000"]
     paths = [str(Path(fullconformal.__file__).parents[1]), str(Path(forged.__file__).parent)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(code, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert "1,500 files" in done.stdout
+    assert "3,000 files" in done.stdout
 
 
 # Paths ----------------------------------------------------------------------------------------------------------------
@@ -478,7 +477,7 @@ def test_a_load_during_a_save_finds_one_or_the_other(tmp_path):
     threads = [threading.Thread(target=loads) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(60):
+    for _ in range(20):
         other.save(tmp_path / "it")
         one.save(tmp_path / "it")
     stop.set()
@@ -621,8 +620,8 @@ def labelled(tmp_path_factory):
     import pandas as pd
 
     folder = tmp_path_factory.mktemp("labels")
-    X, _ = points(120, 2)
-    frame = pd.DataFrame({"=1+1": X[:, 0], "\x1b[2Jx": X[:, 1], "y": BAD * 20})
+    X, _ = points(36, 2)
+    frame = pd.DataFrame({"=1+1": X[:, 0], "\x1b[2Jx": X[:, 1], "y": BAD * 6})
     frame.to_csv(folder / "table.csv", index=False)
     done = CliRunner().invoke(main, ["fit", str(folder / "table.csv"), "--target", "y", "-o", str(folder / "it")])
     assert done.exit_code == 0, done.output
@@ -661,9 +660,9 @@ def test_no_cell_is_a_formula_and_parquet_has_the_labels_as_they_are(labelled):
     frame = pd.read_csv(folder / "sets.csv", dtype=str, keep_default_na=False)
     for text in [*frame.columns, *frame[["y", "prediction", "set_0.99"]].to_numpy().ravel()]:
         assert not text or text[0] not in "=+-@\t\r"
-    assert frame["y"].str.removeprefix("'").tolist() == BAD * 20
+    assert frame["y"].str.removeprefix("'").tolist() == BAD * 6
     done = CliRunner().invoke(main, [*words, "-o", str(folder / "sets.parquet")])
-    assert done.exit_code == 0 and pd.read_parquet(folder / "sets.parquet")["y"].tolist() == BAD * 20
+    assert done.exit_code == 0 and pd.read_parquet(folder / "sets.parquet")["y"].tolist() == BAD * 6
     # Numbers stay numbers.
     assert all(float(value) <= 1 for value in frame.filter(regex="^p_").to_numpy().ravel())
 

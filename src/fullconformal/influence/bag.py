@@ -61,16 +61,17 @@ class SortedPoints:
     def solved(self, count: int) -> Solved:
         """The last points with their 𝓗⁻¹g_i, at least so many."""
         if self.top is None or len(self.top.rows) < count:
-            self.top = Solved(self, count)
+            self.top = Solved(self, count, self.top)
         return self.top
 
 
 class Solved:
     """The last points of a bag of one class with their rows U_i = 𝓗⁻¹g_i (count, p): |k_i| ≤ |U_i||ĝ|, and no candidate is solved for."""
 
-    def __init__(self, bag: SortedPoints, count: int):
-        last = slice(len(bag) - count, None)
-        self.rows = bag.prepared.factor.back(bag.prepared.half_rows(bag.order[last]))
+    def __init__(self, bag: SortedPoints, count: int, known: Solved | None):
+        last, stop = slice(len(bag) - count, None), len(bag) - (0 if known is None else len(known.rows))
+        rows = bag.prepared.factor.back(bag.prepared.half_rows(bag.order[last.start : stop]))
+        self.rows = rows if known is None else torch.cat([rows, known.rows])
         self.lengths = torch.linalg.vector_norm(self.rows, dim=1)
         self.within = Ranges(bag.b[last], bag.slack[last], self.lengths, [count])
 
