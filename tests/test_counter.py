@@ -32,8 +32,8 @@ from fullconformal.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 SEEDS, Q = st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0])
-PLENTY, LITTLE = 2**28, 2**17  # of memory: rows of 300 points are kept, and those of FEW are not where p is some hundred
-FEW = 100
+# Of memory: rows of 300 points are kept, and those of FEW are not where p is some hundred.
+PLENTY, LITTLE, FEW = 2**28, 2**17, 100
 
 
 def prepared(name, seed, curvature="ggn", *, n=300, m=20, penalty=0.7, close=0, memory=PLENTY, dtype=torch.float64):
