@@ -71,7 +71,7 @@ class Solved:
     def __init__(self, bag: SortedPoints, count: int, known: Solved | None):
         last, stop = slice(len(bag) - count, None), len(bag) - (0 if known is None else len(known.rows))
         rows = bag.prepared.factor.back(bag.prepared.half_rows(bag.order[last.start : stop]))
-        self.rows = rows if known is None else torch.cat([rows, known.rows])
+        self.rows: Tensor = rows if known is None else torch.cat([rows, known.rows])
         self.lengths = torch.linalg.vector_norm(self.rows, dim=1)
         self.within = Ranges(bag.b[last], bag.slack[last], self.lengths, [count])
 
