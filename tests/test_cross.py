@@ -11,7 +11,12 @@ from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fullconformal import CrossConformalClassifier, CVPlusClassifier, JackknifePlusClassifier
+from fullconformal import (
+    CrossConformalClassifier,
+    CVPlusClassifier,
+    JackknifePlusClassifier,
+    SplitConformalClassifier,
+)
 from fullconformal.conformity import SCORES
 from fullconformal.linear.bag import LinearBag
 from fullconformal.linear.leave_one_out import leave_one_out
@@ -87,6 +92,29 @@ def test_cv_plus_is_its_rule(score, class_conditional, cv):
         assert np.abs(cross.predict_p(objects) - pooled).max() < 1e-12
     smooth = cross.predict_p(objects, smoothing=True)
     assert (smooth <= cross.predict_p(objects)).all() and (smooth >= cross.predict_p(objects) - 1 / 2).all()
+
+
+@pytest.mark.parametrize("class_conditional", [False, True])
+@pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+def test_p_values_of_folds_are_combined_in_a_random_order(class_conditional):
+    X, y, objects = problem(3)
+    cv, lda, options = KFold(4), LinearDiscriminantAnalysis(), {"class_conditional": class_conditional}
+    clf = CrossConformalClassifier(lda, cv=cv, aggregation="sequential", random_state=4, **options).fit(X, y)
+    each = []
+    for train, rest in cv.split(X):
+        model = LinearDiscriminantAnalysis().fit(X[train], y[train])
+        each.append(SplitConformalClassifier(model, prefit=True, **options).fit(X[rest], y[rest]).predict_p(objects))
+    seed = int(np.random.RandomState(4).randint(2**31))
+    each = [each[k] for k in np.random.default_rng(seed).permutation(4)]
+    running = [sum(each[: k + 1]) / (k + 1) for k in range(4)]
+    p = clf.predict_p(objects)
+    assert np.abs(p - np.minimum.reduce(running)).max() < 1e-12
+    mean = clf.set_params(aggregation="mean").predict_p(objects)
+    assert np.abs(mean - running[-1]).max() < 1e-12 and (p <= mean + 1e-12).all() and (p < mean - 1e-6).any()
+    assert clf.guarantee_.times == 2 and "vanishes" not in clf.guarantee_.reason
+    assert "vanishes" in clf.set_params(aggregation="pooled").guarantee_.reason
+    with pytest.raises(ValueError, match="aggregation='most'"):
+        clf.set_params(aggregation="most").check_params()
 
 
 def test_folds_are_drawn_by_the_seed_and_workers_change_nothing():

@@ -178,3 +178,20 @@ def p_values(
     above, whole = greater + share * (equal + own), total + own
     # Compared with nothing, a candidate is as good as any; and a sum of weights in another order may exceed the total by rounding.
     return np.minimum(np.divide(above, whole, out=np.ones(np.broadcast(above, whole).shape), where=whole > 0), 1.0)
+
+
+def sequential_mean(p: npt.ArrayLike, axis: int = 0) -> FloatArray:
+    """The least running mean of K p-values along an axis, for p-values that come in a random order (Gasparin and Ramdas 2025).
+
+    It is at most ε with probability at most 2ε, as the mean of all is, and never above that mean. Why: e(p) = max(0, 2ε − p)/2ε² has
+    mean at most 1, and a running mean of the p's of at most ε is one of the e's of at least 1/2ε. Of exchangeable e(p_1), e(p_2), …
+    of mean 1 some running mean reaches 1/2ε with probability at most 2ε (Markov's inequality, for exchangeable variables).
+
+    Examples
+    --------
+    >>> float(sequential_mean([0.5, 0.1, 0.9]))
+    0.3
+    """
+    p = np.moveaxis(np.asarray(p, dtype=np.float64), axis, -1)
+    means: FloatArray = np.cumsum(p, axis=-1) / np.arange(1, p.shape[-1] + 1)
+    return np.asarray(means.min(axis=-1))

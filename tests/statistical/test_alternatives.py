@@ -18,6 +18,7 @@ from fullconformal import (
     SplitConformalClassifier,
 )
 from fullconformal.conformity import SCORES
+from fullconformal.pvalues import sequential_mean
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 RAPS = {"k_reg": 1, "lambda_reg": 0.05}
@@ -85,18 +86,32 @@ def test_class_conditional_split_errs_no_more_in_any_class():
     assert plain[rare, 1].sum() > band(rare.sum(), 0.2)[1], plain[rare].mean(0)
 
 
+def test_the_least_running_mean_is_at_most_epsilon_with_probability_two_epsilon():
+    """For p-values that make the mean of two as small as it can be: p is 2ε − p' where both are below 2ε. Then the bound is reached."""
+    rng, trials, epsilon = np.random.default_rng(0), 20_000, 0.1
+    u, v = rng.uniform(size=(2, trials))
+    worst = np.stack([u, np.where(u < 2 * epsilon, 2 * epsilon - u, 2 * epsilon + (1 - 2 * epsilon) * v)])
+    for p, times in ((worst, 2.0), (rng.uniform(size=(5, trials)), None), (np.stack([u, u, u]), 1.0)):
+        assert abs((p[1] <= epsilon).mean() - epsilon) < 4 * (epsilon / trials) ** 0.5
+        least = sequential_mean(rng.permuted(p, axis=0))
+        low, high = binom.interval(0.9999, trials, (times or 2) * epsilon)
+        assert (least <= epsilon + 1e-12).sum() <= high
+        assert times is None or (least <= epsilon + 1e-12).sum() >= low
+
+
 @pytest.mark.parametrize(
     ("clf", "trials"),
     [
         (CVPlusClassifier(LinearDiscriminantAnalysis(), n_folds=4), 60),
         (CVPlusClassifier(LinearDiscriminantAnalysis(), n_folds=4, conformity_score="aps"), 60),
         (CrossConformalClassifier(LinearDiscriminantAnalysis(), n_folds=4), 60),
+        (CrossConformalClassifier(LinearDiscriminantAnalysis(), n_folds=4, aggregation="sequential"), 60),
         (AggregatedConformalClassifier(LinearDiscriminantAnalysis(), n_estimators=4), 60),
         (AggregatedConformalClassifier(LinearDiscriminantAnalysis(), n_estimators=4, aggregation="median"), 60),
         (JackknifePlusClassifier(), 40),
         (JackknifePlusClassifier(conformity_score="margin"), 40),
     ],
-    ids=["CV+", "CV+ aps", "cross", "mean", "median", "jackknife+", "jackknife+ margin"],
+    ids=["CV+", "CV+ aps", "cross", "cross, sequential", "mean", "median", "jackknife+", "jackknife+ margin"],
 )
 def test_the_others_err_at_most_twice_as_often(clf, trials):
     wrong, size, m = np.zeros(2), 0.0, 10

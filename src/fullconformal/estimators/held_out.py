@@ -31,6 +31,10 @@ from fullconformal.storage import LIMITS, expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+#: how p-values of several parts are made one, of which twice is valid
+AGGREGATIONS: dict[str, Callable[..., FloatArray]] = {
+    "mean": np.mean, "median": np.median, "sequential": pvalues.sequential_mean,
+}  # fmt: skip
 #: parameters that say how labels are scored; what was calibrated with others is of no use
 SCORING = ("conformity_score", "randomized", "k_reg", "lambda_reg", "class_conditional", "allow_empty")
 
@@ -265,8 +269,12 @@ class HeldOutClassifier(ConformalClassifier):
 
     def _every_p(self, p: FloatArray, places: IntArray | None) -> FloatArray:
         """p-values (m, C) of all classes, from those of the classes that the models know: no point is above a label of the others."""
-        held = self._held_out
-        return self._widened(p, 1.0 if self.class_conditional else 1 / (1 + held.totals(held.sizes, places)))
+        return self._widened(p, 1.0 if self.class_conditional else 1 / (1 + self._held_out.totals(self._sizes, places)))
+
+    @property
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        """How many points a candidate is compared with, of each group of `Calibrated.ordered`."""
+        return self._held_out.sizes
 
     @property
     def guarantee_(self) -> Guarantee:
@@ -281,7 +289,7 @@ class HeldOutClassifier(ConformalClassifier):
 
     def warn_unreachable(self, levels: Any, stacklevel: int = 3) -> None:
         """Warn where a confidence level needs more calibration points than there are."""
-        sizes: npt.NDArray[Any] = self._held_out.sizes.reshape(-1, self._held_out.width)
+        sizes: npt.NDArray[Any] = self._sizes.reshape(-1, self._held_out.width)
         sizes = self._widened(sizes, 0.0) if sizes.shape[1] > 1 else sizes
         warn_unreachable(sizes, self.classes_, self._categories, np.asarray(levels), "calibration", stacklevel)
 

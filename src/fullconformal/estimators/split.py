@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from fullconformal.conformity import RAPS
 from fullconformal.estimators.held_out import (
+    AGGREGATIONS,
     FloatArray,
     HeldOut,
     HeldOutClassifier,
@@ -26,8 +26,6 @@ from fullconformal.methods.parts import Part
 from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.sets import likeliest
 from fullconformal.storage import savable
-
-AGGREGATIONS: dict[str, Callable[..., FloatArray]] = {"mean": np.mean, "median": np.median}
 
 
 def split(fit: HeldOutFit, calibration_size: float, seed: int, what: str) -> Part:
@@ -191,8 +189,8 @@ class AggregatedConformalClassifier(HeldOutClassifier):
     ----------
     n_estimators : int, default=10
         Splits, and models.
-    aggregation : {"mean", "median"}, default="mean"
-        How p-values are combined.
+    aggregation : {"mean", "median", "sequential"}, default="mean"
+        How p-values are combined; ``"sequential"`` as in `CrossConformalClassifier`.
     estimator, conformity_score, calibration_size, randomized, confidence_level, class_conditional, categories, l2
         As in `SplitConformalClassifier`.
     max_epochs, random_state
@@ -218,7 +216,7 @@ class AggregatedConformalClassifier(HeldOutClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
-    _promise = TWICE.because("a mean or median of dependent p-values")
+    _promise = TWICE.because("dependent p-values are combined")
 
     def check_params(self) -> None:
         check_held_out(self)
