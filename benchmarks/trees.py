@@ -15,7 +15,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -103,7 +102,6 @@ def methods(trees: int) -> Iterator[tuple[str, Predict]]:
         yield "boosting, MAPIE's CV+", mapie_cv_plus(BOOSTING)
 
 
-@cache
 def tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Objects (n, d) and label indices (n,) by name."""
     loaders = {"wine": load_wine, "breast cancer": load_breast_cancer, "digits": load_digits}
@@ -135,10 +133,10 @@ class Found:
         self.epsilon, self.truth = None if out.dtype == bool else out, truth
 
 
-def measure(name: str, n: int, seed: int, trees: int) -> dict[str, Found]:
+def measure(drawn: tuple[Bag, np.ndarray], trees: int) -> dict[str, Found]:
     """All methods on one bag."""
     torch.set_num_threads(1)
-    bag, truth = draw(*tables()[name], n, seed)
+    bag, truth = drawn
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -148,7 +146,7 @@ def measure(name: str, n: int, seed: int, trees: int) -> dict[str, Found]:
                 out = predict(bag)
             except ValueError as error:
                 # What trains lacks a class.
-                print(f"{name}, n = {n}, bag {seed}, {method}: {error}", flush=True)
+                print(f"bag {bag[3]}, {method}: {error}", flush=True)
                 continue
             found[method] = Found(out, truth, time.perf_counter() - start)
     return found
@@ -199,12 +197,13 @@ def main(bags: int, trees: int, jobs: int, only: tuple[str, ...], out: Path | No
     if out is None and bags >= BAGS and trees == FOREST.n_estimators and not only:
         out = OUT
     results: dict[tuple[str, int], dict[str, list[Found]]] = {}
+    every = tables()
     with Parallel(jobs) as parallel:
         # Small bags of all tables first. Enough rows are left to predict.
-        cells = [(name, n) for n in SIZES for name, (_, y) in tables().items() if n + 0.3 * M <= len(y)]
+        cells = [(name, n) for n in SIZES for name, (_, y) in every.items() if n + 0.3 * M <= len(y)]
         for name, n in (cell for cell in cells if not only or cell[0] in only):
             start = time.perf_counter()
-            found = parallel(delayed(measure)(name, n, seed, trees) for seed in range(bags))
+            found = parallel(delayed(measure)(draw(*every[name], n, seed), trees) for seed in range(bags))
             names = list(dict.fromkeys(method for bag in found for method in bag))
             results[name, n] = {method: [bag[method] for bag in found if method in bag] for method in names}
             print(f"{name}, n = {n}: {time.perf_counter() - start:.0f} s", flush=True)
