@@ -23,7 +23,7 @@ from fullconformal.estimators.held_out import (
     check_trained,
     own_scores,
 )
-from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_whole
+from fullconformal.estimators.validation import check_held_out, check_option, check_whole
 from fullconformal.guarantees import TWICE, Guarantee
 from fullconformal.linear.bag import at_points
 from fullconformal.linear.leave_one_out import leave_one_out
@@ -156,18 +156,6 @@ class CrossConformalClassifier(FoldsClassifier):
         # Those of the fold that has the fewest of a class.
         each = [np.array([len(group) for group in part.ordered]) for part in self._held_out.parts]
         return np.asarray(min(each, key=min))
-
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
-        if self.aggregation == "pooled":
-            return super().predict_p(X, smoothing=smoothing)
-        check_flag("smoothing", smoothing)
-        X, places = self._objects(X)
-        # Folds that are not of one size, or were given, are exchangeable only in a random order.
-        order = np.random.default_rng(self._held_out.seed).permutation(len(self._held_out.parts))
-        p = np.stack(self._held_out.p_values_by_part(X, places, smoothing))[order]
-        return self._every_p(AGGREGATIONS[self.aggregation](p, axis=0), places)
-
-    predict_p.__doc__ = HeldOutClassifier.predict_p.__doc__
 
 
 @savable

@@ -200,6 +200,8 @@ class HeldOutClassifier(ConformalClassifier):
     _held_out: HeldOut
     #: values of the parameters that say how labels are scored, when it was fitted
     _scored_by: tuple[Any, ...]
+    #: how parts are combined
+    aggregation: str = "pooled"
     #: what is promised of the sets
     _promise: ClassVar[Guarantee]
 
@@ -254,7 +256,7 @@ class HeldOutClassifier(ConformalClassifier):
         return self
 
     def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
-        """p-values (m, C) of every label, columns as in ``classes_``.
+        """p-values (m, C) of every label, columns as in ``classes_``; twice them are valid where those of several models are combined.
 
         Parameters
         ----------
@@ -265,7 +267,12 @@ class HeldOutClassifier(ConformalClassifier):
         """
         check_flag("smoothing", smoothing)
         X, places = self._objects(X)
-        return self._every_p(self._held_out.p_values(X, places, smoothing), places)
+        if self.aggregation == "pooled":
+            return self._every_p(self._held_out.p_values(X, places, smoothing), places)
+        # Parts that are not of one size, or were given, are exchangeable only in a random order.
+        order = np.random.default_rng(self._held_out.seed).permutation(len(self._held_out.parts))
+        p = np.stack(self._held_out.p_values_by_part(X, places, smoothing))[order]
+        return self._every_p(AGGREGATIONS[self.aggregation](p, axis=0), places)
 
     def _every_p(self, p: FloatArray, places: IntArray | None) -> FloatArray:
         """p-values (m, C) of all classes, from those of the classes that the models know: no point is above a label of the others."""

@@ -237,18 +237,3 @@ class AggregatedConformalClassifier(HeldOutClassifier):
         # Warned of is the split with the fewest points in a cell.
         fewest = min(zip(calibrated, parts, strict=True), key=lambda pair: min(map(len, pair[0].ordered)))[1][1]
         return fit.held_out(calibrated, fewest)
-
-    def predict_p(self, X: Any, *, smoothing: bool = False) -> FloatArray:
-        """Combined p-values (m, C) of every label, columns as in ``classes_``; twice them are valid.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects.
-        smoothing : bool, default=False
-            Break ties at random.
-        """
-        check_flag("smoothing", smoothing)
-        X, places = self._objects(X)
-        found = self._held_out.p_values_by_part(X, places, smoothing)
-        return self._every_p(AGGREGATIONS[self.aggregation](found, axis=0), places)

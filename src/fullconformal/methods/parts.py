@@ -127,14 +127,14 @@ def _fit_and_apply(estimator: Any, bag: Bag | Values, part: Part, config: Config
     return _applied(fit_model(estimator, bag.part(part[0]), config), bag, part[1])
 
 
-def _problem_of(model: Model) -> Any:
+def problem_of(model: Model) -> Any:
     """What a model's outputs are made by."""
     return (model.model if isinstance(model, Piped) else model).model
 
 
 def _parameters(estimator: Any, bag: Bag | Values, part: Part, config: Config) -> FloatArray:
     """The parameters (p,) of a network fitted to a part; none where there was nothing to learn."""
-    problem = _problem_of(fit_model(estimator, bag.part(part[0]), config))
+    problem = problem_of(fit_model(estimator, bag.part(part[0]), config))
     return (
         np.empty(0) if problem is None else np.asarray(parameters_to_vector(problem.model.parameters()).detach().cpu())
     )
@@ -267,7 +267,7 @@ class FoldModels:
     @property
     def device(self) -> torch.device:
         """Where networks compute."""
-        problems = [(model.model if isinstance(model, Piped) else model).model for model in self.models]
+        problems = map(problem_of, self.models)
         return next((p.X.device for p in problems if isinstance(p, Problem)), torch.device("cpu"))
 
     def verify(self, n: int, n_classes: int) -> None:
