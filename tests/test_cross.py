@@ -111,8 +111,7 @@ def test_p_values_of_folds_are_combined_in_a_random_order(class_conditional):
     assert np.abs(p - np.minimum.reduce(running)).max() < 1e-12
     mean = clf.set_params(aggregation="mean").predict_p(objects)
     assert np.abs(mean - running[-1]).max() < 1e-12 and (p <= mean + 1e-12).all() and (p < mean - 1e-6).any()
-    assert clf.guarantee_.times == 2 and "vanishes" not in clf.guarantee_.reason
-    assert "vanishes" in clf.set_params(aggregation="pooled").guarantee_.reason
+    assert clf.guarantee_.times == 2
     with pytest.raises(ValueError, match="aggregation='most'"):
         clf.set_params(aggregation="most").check_params()
 

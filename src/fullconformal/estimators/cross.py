@@ -24,7 +24,7 @@ from fullconformal.estimators.held_out import (
     own_scores,
 )
 from fullconformal.estimators.validation import check_held_out, check_option, check_whole
-from fullconformal.guarantees import TWICE, Guarantee
+from fullconformal.guarantees import TWICE
 from fullconformal.linear.bag import at_points
 from fullconformal.linear.leave_one_out import leave_one_out
 from fullconformal.losses import SOFTMAX
@@ -44,7 +44,7 @@ class FoldsClassifier(HeldOutClassifier):
     ):  # fmt: skip
         self._keep(locals())
 
-    _promise = TWICE.because("each fold has a model of its own; up to a term that vanishes as n grows")
+    _promise = TWICE.because("each fold has a model of its own; of pooled ranks up to a term that vanishes as n grows")
 
     def check_params(self) -> None:
         check_held_out(self)
@@ -144,18 +144,10 @@ class CrossConformalClassifier(FoldsClassifier):
         check_option("aggregation", self.aggregation, ("pooled", *AGGREGATIONS))
 
     @property
-    def guarantee_(self) -> Guarantee:
-        found = super().guarantee_
-        proved = found.times == TWICE.times and self.aggregation != "pooled"
-        return found.because("p-values of folds are combined") if proved else found
-
-    @property
     def _sizes(self) -> npt.NDArray[np.int64]:
-        if self.aggregation == "pooled":
-            return super()._sizes
-        # Those of the fold that has the fewest of a class.
-        each = [np.array([len(group) for group in part.ordered]) for part in self._held_out.parts]
-        return np.asarray(min(each, key=min))
+        # Where p-values of folds are combined, those of the fold that has the fewest.
+        each = [[len(group) for group in part.ordered] for part in self._held_out.parts]
+        return super()._sizes if self.aggregation == "pooled" else np.array(min(each, key=min))
 
 
 @savable

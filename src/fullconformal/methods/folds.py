@@ -41,15 +41,7 @@ from fullconformal.influence.scores import candidate_gradients
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
 from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.outputs import Model, Piped
-from fullconformal.methods.parts import (
-    FoldModels,
-    FoldRefits,
-    averaged,
-    draw_folds,
-    fit_parts,
-    point_scores,
-    problem_of,
-)
+from fullconformal.methods.parts import FoldModels, FoldRefits, averaged, draw_folds, fit_parts, point_scores
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem, flat
@@ -69,7 +61,7 @@ class Step:
     @classmethod
     def of(cls, model: Model, X: Any, y: Any, config: Config) -> Step | None:
         """For a fold's points X, y under the model without them; None where there is nothing to add to."""
-        problem = problem_of(model)
+        problem = (model.model if isinstance(model, Piped) else model).model
         if not isinstance(problem, Problem):
             return None
         choice = choose(problem, config.damping, config.memory, config.device)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.lbfgs import _strong_wolfe
 
 from fullconformal.losses import SOFTMAX, Loss, NotFinite
-from fullconformal.models.training import HISTORY, LEARNING_RATE
+from fullconformal.models.training import HISTORY, LEARNING_RATE, learned
 from fullconformal.runtime.numerics import threads
 from fullconformal.runtime.tasks import Progress
 
@@ -53,19 +54,10 @@ def is_stackable(module: nn.Module, networks: int, n: int, device: torch.device)
 
 
 def train_together(
-    modules: Sequence[nn.Module],
-    X: Tensor,
-    y: Tensor,
-    points: Sequence[Tensor],
-    ridge: dict[str, float],
-    *,
-    max_epochs: int = 200,
-    batch_size: int = 100,
-    max_iter: int = 500,
-    seed: int = 0,
-    progress: Progress | None = None,
+    modules: Sequence[nn.Module], X: Tensor, y: Tensor, points: Sequence[Tensor], ridge: dict[str, float], *,
+    max_epochs: int = 200, batch_size: int = 100, max_iter: int = 500, seed: int = 0, progress: Progress | None = None,
     loss: Loss = SOFTMAX,
-) -> None:
+) -> None:  # fmt: skip
     """Fit B networks in place, each to points of its own: Adam, then L-BFGS, as `train` does for one.
 
     Parameters
@@ -113,43 +105,29 @@ class Stack:
         self.X, self.y, self.loss = X, y, loss
         self.layers = list(layers(modules[0]))
         named = {name: q for name, q in modules[0].named_parameters() if q.requires_grad}
-        self.shapes = {name: q.shape for name, q in named.items()}
-        self.names = {id(q): name for name, q in named.items()}
-        rows = [torch.cat([q.detach().reshape(-1) for q in self._parameters(m)]) for m in modules]
-        self.theta = torch.stack(rows)
-        parts = [X.new_full((math.prod(shape),), ridge.get(name, 0.0)) for name, shape in self.shapes.items()]
-        self.ridge = torch.cat(parts)
+        self.shapes = {id(q): q.shape for q in named.values()}
+        self.sizes = [q.numel() for q in named.values()]
+        self.theta = torch.stack([parameters_to_vector(learned(module)) for module in modules]).detach()
+        self.ridge = torch.cat([X.new_full((q.numel(),), ridge.get(name, 0.0)) for name, q in named.items()])
         # Share (B, n) of each point in the mean loss of each network.
-        self.share = X.new_zeros(len(modules), X.shape[1])
+        self.share = X.new_zeros(len(modules), len(y))
         for row, own in zip(self.share, points, strict=True):
             row[own] = 1 / len(own)
 
-    def _parameters(self, module: nn.Module) -> list[Tensor]:
-        own = dict(module.named_parameters())
-        return [own[name] for name in self.shapes]
-
-    @torch.no_grad()
     def assign(self, modules: Sequence[nn.Module]) -> None:
         """Give every network its parameters."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
         for module, row in zip(modules, self.theta, strict=True):
-            for q, part in zip(self._parameters(module), row.split(sizes), strict=True):
-                q.copy_(part.view_as(q))
+            vector_to_parameters(row.clone(), learned(module))
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits (b, k, C) of networks with parameters (b, p) at inputs (b, k, d) or (1, k, d)."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        parts = theta.split(sizes, dim=1)
-        own = {n: part.view(-1, *s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
-
-        def stacked(q: Tensor) -> Tensor:
-            # What is frozen is the same in all networks.
-            return own[self.names[id(q)]] if id(q) in self.names else q[None]
-
+        parts = zip(self.shapes.items(), theta.split(self.sizes, dim=1), strict=True)
+        own = {key: part.view(-1, *shape) for (key, shape), part in parts}
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
-                x = x @ stacked(layer.weight).mT
-                x = x if layer.bias is None else x + stacked(layer.bias)[:, None]
+                # What is frozen is the same in all networks.
+                x = x @ own.get(id(layer.weight), layer.weight[None]).mT
+                x = x if layer.bias is None else x + own.get(id(layer.bias), layer.bias[None])[:, None]
             else:
                 x = layer(x)
         return x

@@ -13,19 +13,15 @@ from fullconformal.runtime.tasks import Progress
 LEARNING_RATE, HISTORY = 1e-3, 30
 
 
+def learned(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training moves."""
+    return [q for q in module.parameters() if q.requires_grad]
+
+
 def train(
-    model: nn.Module,
-    X: Tensor,
-    y: Tensor,
-    penalty: dict[str, float],
-    *,
-    max_epochs: int = 200,
-    batch_size: int = 100,
-    max_iter: int = 500,
-    seed: int = 0,
-    progress: Progress | None = None,
-    loss: Loss = SOFTMAX,
-) -> None:
+    model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], *, max_epochs: int = 200, batch_size: int = 100,
+    max_iter: int = 500, seed: int = 0, progress: Progress | None = None, loss: Loss = SOFTMAX,
+) -> None:  # fmt: skip
     """Fit a network in place to all of (X, y): Adam, then L-BFGS on the whole bag until the mean gradient is below 1e-5.
 
     Parameters
@@ -84,7 +80,7 @@ def _adam(
 ) -> None:  # fmt: skip
     n = len(y)
     generator = torch.Generator().manual_seed(seed)
-    adam = torch.optim.Adam([q for q in model.parameters() if q.requires_grad], lr=LEARNING_RATE)
+    adam = torch.optim.Adam(learned(model), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(max_epochs, 1))
     for epoch in range(max_epochs):
         for index in torch.randperm(n, generator=generator).to(y.device).split(batch_size):
@@ -100,14 +96,9 @@ def _adam(
 
 
 def polish(
-    model: nn.Module,
-    X: Tensor,
-    y: Tensor,
-    penalty: dict[str, float],
-    tol: float = 1e-5,
-    max_iter: int = 500,
+    model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], tol: float = 1e-5, max_iter: int = 500,
     loss: Loss = SOFTMAX,
-) -> None:
+) -> None:  # fmt: skip
     """Fit a network in place by L-BFGS on the whole bag, with a strong Wolfe line search, until the mean gradient is below `tol`.
 
     The objective and its arguments are those of :func:`train`.
@@ -122,15 +113,10 @@ def polish(
     >>> net(X).argmax(1).tolist()
     [0, 0, 1, 1]
     """
-    params = [q for q in model.parameters() if q.requires_grad]
     lbfgs = torch.optim.LBFGS(
-        params,
-        max_iter=max_iter,
-        tolerance_grad=tol,
-        tolerance_change=0,
-        history_size=HISTORY,
+        learned(model), max_iter=max_iter, tolerance_grad=tol, tolerance_change=0, history_size=HISTORY,
         line_search_fn="strong_wolfe",
-    )
+    )  # fmt: skip
 
     def closure() -> Tensor:
         lbfgs.zero_grad()
