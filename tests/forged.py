@@ -172,18 +172,23 @@ class Watch:
 def predictors():
     """Small fitted predictors of every kind, each with objects."""
     from sklearn.compose import ColumnTransformer
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.kernel_ridge import KernelRidge
+    from sklearn.linear_model import Lasso, LogisticRegression, QuantileRegressor, Ridge, RidgeCV
+    from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
     from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import FeatureUnion, make_pipeline
     from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, PolynomialFeatures, StandardScaler
 
     from fullconformal import (
         CVPlusClassifier,
+        CVPlusRegressor,
         FullConformalClassifier,
+        FullConformalRegressor,
         JackknifePlusClassifier,
+        JackknifePlusRegressor,
         SplitConformalClassifier,
+        SplitConformalRegressor,
     )
     from fullconformal.models import KernelDensityClassifier, mlp
 
@@ -212,8 +217,29 @@ def predictors():
         (SplitConformalClassifier(MLPClassifier((2,), max_iter=2, random_state=0), conformity_score="aps", random_state=0), X),
         (CVPlusClassifier(KNeighborsClassifier(2), n_folds=2, random_state=0), X),
         (JackknifePlusClassifier(random_state=0), X),
+        (FullConformalClassifier(RandomForestClassifier(3, max_depth=2), random_state=0), X),
+        (FullConformalClassifier(make_pipeline(columns, LogisticRegression())), table),
+        (FullConformalRegressor(make_pipeline(StandardScaler(), Ridge())), X),
+        (FullConformalRegressor(RidgeCV((0.1, 1.0))), X),
+        (FullConformalRegressor(KernelRidge(kernel="rbf")), X),
+        (FullConformalRegressor(Lasso(0.1)), X),
+        (FullConformalRegressor(KNeighborsRegressor(2)), X),
+        (FullConformalRegressor(mlp(2, (2,), 1), method="influence", max_epochs=1), X),
+        (SplitConformalRegressor(QuantileRegressor(), conformity_score="cqr", random_state=0), X),
+        (CVPlusRegressor(make_pipeline(StandardScaler(), Ridge()), n_folds=2, random_state=0), X),
+        (JackknifePlusRegressor(KNeighborsRegressor(2), random_state=0), X),
     ]:  # fmt: skip
-        yield clf.fit(objects, y), objects[:2]
+        targets = y if type(clf).__name__.endswith("Classifier") else X[:, 0] + rng.normal(size=24)
+        yield clf.fit(objects, targets), objects[:2]
+
+
+def strange(clf, objects):
+    """What a predictor gives for objects, where it is no p-values or intervals."""
+    if type(clf).__name__.endswith("Classifier"):
+        p = clf.predict_epsilon(objects)
+        return None if ((p >= 0) & (p <= 1)).all() else p
+    ends = clf.predict_interval(objects)
+    return None if ends.shape == (len(objects), 2) and not (ends[:, 0] > ends[:, 1]).any() else ends
 
 
 def fuzz(number, seed=0, say=print):
@@ -230,7 +256,7 @@ def fuzz(number, seed=0, say=print):
         for clf, objects in predictors():
             clf.save(watch.target)
             content, tensors = opened(watch.target)
-            fullconformal.load(watch.target).predict_epsilon(objects)
+            assert strange(fullconformal.load(watch.target), objects) is None
             paths = [path for path in nodes(content["predictor"], ("predictor",)) if len(path) > 1]
             files.append(((json.dumps(content), paths), tensors, objects))
         texts = [text for text, _, _ in files]
@@ -251,9 +277,8 @@ def fuzz(number, seed=0, say=print):
                 wrong.append(f"{k}: {traceback.format_exc(limit=-3)}")
             else:
                 try:
-                    p = clf.predict_epsilon(objects)
-                    if not ((p >= 0) & (p <= 1)).all():
-                        wrong.append(f"{k}: p-values {p}")
+                    if (found := strange(clf, objects)) is not None:
+                        wrong.append(f"{k}: p-values or intervals {found}")
                 except (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError, MemoryError):
                     pass  # the loader's own objects may not suit what is left of a predictor
             finally:

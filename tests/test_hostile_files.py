@@ -1,6 +1,7 @@
 """Files that mean harm: each attack is written out, and must end in our own error, without code, files, processes or much memory."""
 
 import errno
+import functools
 import json
 import os
 import pickle
@@ -63,7 +64,7 @@ from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 from torch import nn
 
 import fullconformal
-from fullconformal import FullConformalClassifier, SplitConformalClassifier, StorageError
+from fullconformal import FullConformalClassifier, FullConformalRegressor, SplitConformalClassifier, StorageError
 from fullconformal.cli import main
 from fullconformal.cli.tables import visible
 from fullconformal.models import KernelDensityClassifier, mlp
@@ -267,6 +268,15 @@ def union(step, times):
     union(estimator("PolynomialFeatures", [("degree", 30)], [("n_features_in_", 3)]), 40),
     union(estimator("Normalizer", [], [("n_features_in_", 10**5)]), 10),
     union("passthrough", 3),
+    # What learns nothing passes on as many columns as it is given, whatever it says: 64 · 64 · 64 times as many.
+    *(functools.reduce(lambda inner, _: union(inner, 64), range(3), estimator(*one)) for one in (
+        ("FunctionTransformer", [], []), ("FunctionTransformer", [], [("n_features_in_", 1)]), ("Normalizer", [], []),
+        ("Pipeline", [("steps", [])], []), ("FrozenEstimator", [("estimator", estimator("Binarizer", [], []))], []),
+    )),
+    estimator("ColumnTransformer", [("transformers", [])], [("n_features_in_", 3), ("transformers_", [
+        {"is": "tuple", "items": [str(k), estimator("FunctionTransformer", [], []), {"is": "slice", "items": [None, None, None]}]}
+        for k in range(30_000)
+    ])]),
 ])  # fmt: skip
 def test_transformers_that_make_more_columns_than_the_file_bears_out_are_refused(step, piped, tmp_path):
     content, tensors = opened(piped)
@@ -396,6 +406,105 @@ def test_a_tensor_of_no_number_has_no_trillion_rows(piped, tmp_path):
     content, tensors = opened(piped)
     signed(content, tensors | {"none": torch.zeros(2**40, 0)}, tmp_path / "it")
     with pytest.raises(StorageError, match="impossible place"):
+        fullconformal.load(tmp_path / "it")
+
+
+@pytest.mark.parametrize(("options", "changes"), [
+    ({}, {"_n_features_outs": [3, 1]}),
+    ({}, {"_n_features_outs": [3, 9]}),
+    ({}, {"categories_": [np.arange(3.0)[::-1], np.arange(3.0)]}),
+    ({}, {"categories_": [np.array([0.0, np.nan, 2.0]), np.arange(3.0)]}),
+    ({}, {"_infrequent_enabled": True, "_infrequent_indices": [np.array([10**6]), None], "_default_to_infrequent_mappings": [None, None]}),
+    ({"max_categories": 2}, {"_default_to_infrequent_mappings": [np.array([10**6, 0, 1]), np.array([0, 1, 1])]}),
+    ({"max_categories": 2}, {"_default_to_infrequent_mappings": [np.array([-5, 0, 1]), np.array([0, 1, 1])]}),
+    ({"max_categories": 2}, {"_default_to_infrequent_mappings": [np.array([0, 1, 1])]}),
+    ({"drop": "first"}, {"_drop_idx_after_grouping": np.array([-1, 0], dtype=object)}),
+    ({"drop": "first"}, {"_drop_idx_after_grouping": np.array([0], dtype=object)}),
+    ({"drop": "if_binary"}, {"_drop_idx_after_grouping": np.array([7, None], dtype=object), "_n_features_outs": [2, 3]}),
+])  # fmt: skip
+def test_encoders_have_a_column_for_every_code(options, changes):
+    """Compiled code writes ones at the columns that an encoder names, without looking whether they are there."""
+    X = np.arange(18.0).reshape(9, 2) % 3
+    encoder, packer = OneHotEncoder(sparse_output=False, **options).fit(X), Packer()
+    again = Unpacker(packer.tensors).unpack(packer.pack(encoder))
+    assert np.array_equal(again.transform(X), encoder.transform(X))
+    vars(encoder).update(changes)
+    packer = Packer()
+    packed = packer.pack(encoder)
+    with pytest.raises(StorageError, match="other columns than categories"):
+        Unpacker(packer.tensors).unpack(packed)
+
+
+def test_trees_are_as_deep_as_their_nodes_say_and_have_their_labels():
+    """scikit-learn writes the paths of objects into memory as long as a tree is said to be deep."""
+    X, y = points()
+    tree, packer = DecisionTreeClassifier().fit(X, y), Packer()
+    packed = packer.pack(tree)
+    again = Unpacker(packer.tensors).unpack(packed)
+    assert again.tree_.max_depth == tree.get_depth() > 2
+    assert (again.decision_path(X) != tree.decision_path(X)).nnz == 0
+    nodes = dict(dict(packed["fitted"]["items"])["tree_"]["nodes"]["items"])
+    children = packer.tensors[nodes["left_child"]["tensor"]]
+    kept = children.clone()
+    children[0] = packer.tensors[nodes["right_child"]["tensor"]][0]
+    with pytest.raises(StorageError, match="several parents"):
+        Unpacker(packer.tensors).unpack(packed)
+    children[:] = kept
+    tree.n_classes_ = 10**9
+    with pytest.raises(StorageError, match="other classes than labels"):
+        Unpacker(packer.tensors).unpack(packer.pack(tree))
+
+
+def test_no_model_is_trained_by_a_load(tmp_path):
+    """What a file says may take for ever to train; neighbours are looked up only by neighbours' classes."""
+    X, y = points()
+    forever = estimator("MLPClassifier", [("max_iter", 10**9), ("tol", 0.0), ("n_iter_no_change", 10**9)], [])
+    saved = {
+        "model": (FullConformalClassifier(KNeighborsClassifier(2)).fit(X, y), forever),
+        "regressor": (FullConformalRegressor(KNeighborsRegressor(2)).fit(X, X.sum(1)), forever),
+        "lasso": (FullConformalRegressor(Lasso(0.1)).fit(X, X.sum(1)),
+                  estimator("Lasso", [("max_iter", 10**12), ("tol", 0.0)], [])),
+    }  # fmt: skip
+    for clf, other in saved.values():
+        clf.save(tmp_path / "it")
+        content, tensors = opened(tmp_path / "it")
+        at(content, "fitted", "_fitted")["model"] = other
+        signed(content, tensors, tmp_path / "it")
+        with pytest.raises(StorageError):
+            fullconformal.load(tmp_path / "it")
+
+
+def test_matrices_that_few_points_do_not_bear_out_are_not_made(tmp_path):
+    """A lasso takes the products of all columns; transformers in the bag are applied to all points."""
+    rng = np.random.default_rng(0)
+    FullConformalRegressor(Lasso(0.1)).fit(rng.normal(size=(5, 3)), rng.normal(size=5)).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    text = json.dumps(content).replace('["n_features_in_", 3]', '["n_features_in_", 30000]')
+    wide = {
+        name: value.new_zeros([30_000 if size == 3 else size for size in value.shape])
+        for name, value in tensors.items()
+    }
+    signed(text, wide, tmp_path / "it")
+    with pytest.raises(StorageError, match="number of columns"):
+        fullconformal.load(tmp_path / "it")
+    X, y = points(300)
+    fitted = FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y)._fitted
+    type(fitted).from_state(fitted.state())
+    many = make_pipeline(PolynomialFeatures(70)).fit(X[:1])
+    with pytest.raises(StorageError, match="transformers"):
+        type(fitted).from_state(fitted.state() | {"transformers": many})
+
+
+def test_who_works_and_with_how_much_memory_is_not_the_files_to_say(tmp_path):
+    X, y = points()
+    FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    text = json.dumps(content)
+    signed(text.replace('["memory", 4294967296]', '["memory", 18446744073709551615]'), tensors, tmp_path / "it")
+    fitted = fullconformal.load(tmp_path / "it")._fitted
+    assert fitted.config.memory == fitted.base.memory == LIMITS.budget
+    signed(text.replace('["max_epochs", 200]', '["max_epochs", 200], ["work", "planted"]'), tensors, tmp_path / "it")
+    with pytest.raises(StorageError, match="options"):
         fullconformal.load(tmp_path / "it")
 
 
@@ -584,6 +693,32 @@ def test_parts_of_another_shape_or_that_are_no_numbers_are_computed_again(kind, 
             rewritten(path, change)
     again, _ = network_fit(tmp_path)
     assert np.array_equal(again.predict_p(X), p)
+
+
+def test_pipes_and_large_files_among_the_parts_are_not_read(tmp_path):
+    clf, X = network_fit(tmp_path)
+    p = clf.predict_p(X)
+    (theta,) = tmp_path.glob("theta.*.npy")
+    name = theta.name
+    theta.unlink()
+    os.mkfifo(theta)
+    again, _ = network_fit(tmp_path)
+    assert np.array_equal(again.predict_p(X), p) and (tmp_path / name).is_file()
+    os.truncate(theta, 2**40)
+    assert np.array_equal(network_fit(tmp_path)[0].predict_p(X), p)
+    header = tmp_path / "header.json"
+    for fault in (
+        lambda: header.write_text("[" * 10**5),
+        lambda: os.truncate(header, 2**40),
+        lambda: os.mkfifo(header),
+    ):
+        header.unlink(missing_ok=True)
+        header.touch()
+        if fault.__code__.co_names[-1] == "mkfifo":
+            header.unlink()
+        fault()
+        with pytest.raises(ValueError, match="without a readable header"):
+            network_fit(tmp_path)
 
 
 def test_two_processes_with_different_workers_share_a_folder(tmp_path):

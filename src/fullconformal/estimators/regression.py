@@ -23,7 +23,7 @@ from fullconformal.estimators.categories import as_groups
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.runtime.tasks import Work
-from fullconformal.storage import require
+from fullconformal.storage import LIMITS, require
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -214,6 +214,7 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
     def verify_intervals(self, **options: Any) -> None:
         """Raise unless the regressor gives predictions and intervals of the objects it kept."""
         m = _num_samples(self._sample)
+        require(m <= LIMITS.rows, "sample")
         require(isinstance(self.confidence_level, float) and 0 < self.confidence_level < 1, "confidence level")
         found, predicted = self.predict_interval(self._sample, **options), self.predict(self._sample)
         require(predicted.shape == (m,) and bool(np.isfinite(predicted).all()), "model")

@@ -27,7 +27,7 @@ from fullconformal.methods.fitting import FittedProblem, fit_problem
 from fullconformal.methods.outputs import problem_log_proba
 from fullconformal.problem import Problem
 from fullconformal.sets import members
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import budget, expect, require, savable
 
 
 def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
@@ -166,8 +166,7 @@ class FittedSymmetric(FittedProblem):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same; the base fit anew from the same start, which gives the same bits."""
-        problem, memory = expect(state["problem"], Problem), expect(state["memory"], int)
-        require(memory > 0, "memory")
+        problem, memory = expect(state["problem"], Problem), budget(state["memory"])
         start, span = expect(state["start"], Tensor), expect(state["span"], Span, type(None))
         # No more than a gibibyte, or what so many points can bear out: whatever the file says of memory.
         regression = Regression.opened(problem, span, start)

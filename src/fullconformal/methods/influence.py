@@ -29,7 +29,7 @@ from fullconformal.problem import Problem
 from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import budget, expect, require, savable
 
 
 @savable
@@ -112,7 +112,9 @@ class FittedInfluence(FittedProblem):
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same, without a factorisation."""
         problem, factor, memory = (
-            expect(state[name], kind) for name, kind in (("problem", Problem), ("factor", Factor), ("memory", int))
+            expect(state["problem"], Problem),
+            expect(state["factor"], Factor),
+            budget(state["memory"]),
         )
         known = tuple(expect(state[name], Tensor) for name in ("loss", "self_influence"))
         require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")

@@ -36,7 +36,7 @@ from fullconformal.methods.regression import (
 from fullconformal.models.adapters import adapt
 from fullconformal.models.requirements import to_tensor
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import budget, expect, require, savable
 
 
 @savable
@@ -144,7 +144,7 @@ class FittedTangent(FittedRegression):
         bag, problem = saved_bag(state), expect(state["problem"], Problem)
         require(problem.n == len(bag.y) and problem.n_classes == 1, "points")
         numbers = expect(state["centre"], float), expect(state["scale"], float)
-        named = expect(state["curvature"], str), expect(state["memory"], int)
+        named = expect(state["curvature"], str), budget(state["memory"])
         return cls(bag, problem, expect(state["factor"], Factor), *numbers, *named)
 
 

@@ -23,7 +23,7 @@ from fullconformal.methods.regression import (
     just_below,
     saved_bag,
 )
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import LIMITS, expect, require, savable
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -60,14 +60,16 @@ class FittedLasso(FittedRegression):
         return Figures(self.n, np.nan, np.nan, {"columns with a weight": f"{active} of {len(self.fit.weight)}"})
 
     def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fit": self.fit, "model": clone(self.model)}
+        return {"bag": self.bag, "fit": self.fit, "model": self.model}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         bag, fit = saved_bag(state), expect(state["fit"], Lasso)
         n, d = bag.X.shape
         require(fit.X.shape == (n, d) and fit.y.shape == (n,) and fit.weight.shape == (d,) == fit.mean.shape, "fit")
-        return cls(bag, fit, expect(state["model"], ElasticNet).fit(bag.X, bag.y))
+        # Its steps take matrices (d, d), which few points do not bear out.
+        require(d * d <= LIMITS.activations(n * d), "number of columns")
+        return cls(bag, fit, expect(state["model"], ElasticNet))
 
 
 def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatArray, FloatArray, np.ndarray[Any, Any]]:

@@ -23,7 +23,7 @@ from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import budget, expect, require, savable
 
 
 @savable
@@ -99,14 +99,14 @@ class FittedLastLayer(Fitted):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "memory": int, "ordered": bool}
-        head, bag, *rest = (expect(state[name], kind) for name, kind in kinds.items())
+        kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "ordered": bool}
+        head, bag, chosen, ordered = (expect(state[name], kind) for name, kind in kinds.items())
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
         require(all(len(part) == len(rows[0]) for part in rows) and 0 < bag.n <= len(rows[0]), "training points")
         order = bag.order.sort().values
         require(torch.equal(order, torch.arange(bag.n, device=order.device)), "order of the training points")
         require(bool(((bag.y >= 0) & (bag.y < head.layer.out_features)).all()), "labels")
-        return cls(head, bag, *rest)
+        return cls(head, bag, chosen, budget(state["memory"]), ordered)
 
 
 @savable

@@ -42,6 +42,7 @@ from fullconformal import pvalues
 from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
 from fullconformal.methods.outputs import log_of
+from fullconformal.models.density import KernelDensityClassifier
 from fullconformal.models.distances import Near, blocks, log_kernel, log_sum, nearest, smallest, without_self
 from fullconformal.models.requirements import check_distances
 from fullconformal.runtime.tasks import Progress
@@ -339,7 +340,8 @@ class FittedNeighbors(Fitted):
         require(shapes and bool(np.isfinite(bag.X).all()), "points")
         for part in (bag, *(getattr(bag, name) for name in ("own", "others") if hasattr(bag, name))):
             require(1 <= getattr(part, "k", 1) <= len(bag.y), "number of neighbours")
-        return cls(bag, state["model"].fit(bag.X, bag.y))
+        model = expect(state["model"], KNeighborsClassifier, KernelDensityClassifier)
+        return cls(bag, model.fit(bag.X, bag.y))
 
 
 @savable

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.base import clone
+from sklearn.neighbors import KNeighborsRegressor
 
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
@@ -124,7 +125,8 @@ class FittedNeighborsRegression(FittedRegression):
         bag, lists = saved_bag(state), expect(state["lists"], Nearest)
         shapes = lists.distance.shape == lists.nearer.shape == lists.tied.shape == bag.y.shape
         require(shapes, "neighbours")
-        return cls(bag, expect(state["order"], float), lists, state["model"].fit(bag.X, bag.y))
+        model = expect(state["model"], KNeighborsRegressor)
+        return cls(bag, expect(state["order"], float), lists, model.fit(bag.X, bag.y))
 
 
 def rounding(X: FloatArray) -> float:

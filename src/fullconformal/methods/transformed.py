@@ -8,6 +8,7 @@ method may be told of the scales instead (`Query.scales`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from fullconformal.models.transformers import Group, Transformers, needs_labels
 from fullconformal.runtime.files import fingerprint
 from fullconformal.runtime.hashing import hashes
 from fullconformal.runtime.tasks import onwards
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import LIMITS, budget, expect, require, savable
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class FittedInBag(Fitted):
         base, method = expect(state["base"], Fitted), expect(state["behind"], Method)
         require(_num_samples(state["X"]) == base.n, "training points")
         config = loaded_config(state["config"], base.device)
+        check_inputs(state["transformers"], state["X"])
         known = Transformers(state["transformers"], bool(state["known"]))
         return cls(base, method, config, known, Bag(state["X"], base.labels, state["classes"]))
 
@@ -225,9 +227,19 @@ def saved_config(config: Config) -> dict[str, Any]:
 def loaded_config(state: Any, device: torch.device) -> Config:
     """The same again, where it computes now."""
     given = dict(state)
-    dtype = given.pop("dtype")
-    require(dtype in (None, "float32", "float64"), "dtype")
-    return Config(**given, dtype=None if dtype is None else getattr(torch, dtype), device=device)
+    dtype, l2 = given.pop("dtype"), given.pop("l2")
+    whole = dtype in (None, "float32", "float64") and (l2 is None or 0 <= expect(l2, int, float) < math.inf)
+    # Who does the work and where it is kept is not the file's to say.
+    numbers = {name: expect(given[name], int) for name in ("max_epochs", "memory", "seed")}
+    require(whole and numbers == given, "options")
+    numbers["memory"] = budget(numbers["memory"])
+    return Config(**numbers, l2=l2, dtype=None if dtype is None else getattr(torch, dtype), device=device)
+
+
+def check_inputs(transformers: Any, X: Any) -> None:
+    """Raise where loaded transformers make more numbers of all training objects X (n, ...) than these can bear out."""
+    made = _num_samples(X) * transform(transformers, take(X, [0])).size
+    require(made <= LIMITS.activations(math.prod(X.shape)), "transformers")
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
@@ -321,5 +333,6 @@ class FittedRegressionInBag(FittedRegression):
         base, method = expect(state["base"], FittedRegression), expect(state["behind"], RegressionMethod)
         bag = Values(state["X"], expect(state["y"], np.ndarray))
         require(_num_samples(bag.X) == base.n and bag.y.shape == (base.n,), "training points")
+        check_inputs(state["transformers"], bag.X)
         known = Transformers(state["transformers"], bool(state["known"]))
         return cls(base, method, loaded_config(state["config"], base.device), known, bag)

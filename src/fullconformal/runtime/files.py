@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -137,6 +138,23 @@ def remove_abandoned(folder: Path, name: str) -> None:
                 os.close(handle)
 
 
+def content_of(path: Path, most: int) -> bytes:
+    """The bytes of a regular file, or an OSError where it is none or has more: a pipe would be waited for, a large one fill the memory."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise OSError(f"{path} is no file of {most:,} bytes or fewer")
+        return file.read(most)
+
+
+def header_of(content: bytes) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, order and dtype that the first bytes of an array's file name, before anything is allocated for it."""
+    file = io.BytesIO(content)
+    np.lib.format.read_magic(file)
+    header: tuple[tuple[int, ...], bool, Any] = np.lib.format.read_array_header_1_0(file)
+    return header
+
+
 Array = npt.NDArray[Any]
 Report = Callable[[str], None]
 
@@ -172,9 +190,9 @@ class Parts:
             with suppress(FileExistsError), renamed(path, link) as part:
                 part.write_text(json.dumps(header, indent=1))
         try:
-            found: dict[str, Any] = json.loads(path.read_bytes())
+            found: dict[str, Any] = json.loads(content_of(path, 2**20))
             known = found["fingerprint"]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             known = None
         if known != header["fingerprint"]:
             what = "scores without a readable header" if known is None else "scores of other data or another model"
@@ -203,12 +221,13 @@ class Parts:
             if expected is None:
                 continue
             try:
-                content = path.read_bytes()
-                whole = self.digest(match[1], content) == match[2]
+                # Sixteen bytes a number at most, and what says that they are numbers.
+                content = content_of(path, 16 * math.prod(expected) + 2**12)
+                whole = self.digest(match[1], content) == match[2] and header_of(content)[0] == expected
                 part = np.load(io.BytesIO(content), allow_pickle=False) if whole else None
             except (OSError, ValueError):
                 part = None
-            if part is not None and part.dtype.kind == "f" and part.shape == expected and not np.isnan(part).any():
+            if part is not None and part.dtype.kind == "f" and not np.isnan(part).any():
                 yield match[1], part
             else:
                 path.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 from fullconformal.storage.container import StorageError, one_line
 from fullconformal.storage.limits import LIMITS
-from fullconformal.storage.values import conforms, defaults, expect, hints_of, parameters, require, savable
+from fullconformal.storage.values import budget, conforms, defaults, expect, hints_of, parameters, require, savable
 
 __all__ = [
-    "LIMITS", "StorageError", "conforms", "defaults", "expect", "hints_of", "one_line", "parameters", "require", "savable",
+    "LIMITS", "StorageError", "budget", "conforms", "defaults", "expect", "hints_of", "one_line", "parameters", "require", "savable",
 ]  # fmt: skip

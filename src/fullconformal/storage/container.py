@@ -103,9 +103,9 @@ def read_tensors(path: Path | str, file: BufferedReader) -> tuple[dict[str, str]
     if not 2 <= length <= min(total - 8, LIMITS.header):
         raise ValueError(f"its header is said to have {length:,} bytes, and the file has {total:,}")
     places = json.loads(file.read(length))
-    header = places.pop("__metadata__", {})
-    if not all(type(part) is str for part in header.values()):
-        raise ValueError("its metadata are no text")
+    header = places.pop("__metadata__", {}) if isinstance(places, dict) else None
+    if not isinstance(header, dict) or not all(type(part) is str for part in header.values()):
+        raise ValueError("its header does not say what it holds")
     check_header(path, header)
     tensors, end = {}, 0
     for name, place in sorted(places.items(), key=lambda item: item[1]["data_offsets"]):
@@ -153,8 +153,13 @@ def parse(path: Path | str, text: str) -> Any:
         value = float(word)
         return value if abs(value) < float("inf") else refuse(word)
 
+    def whole(word: str) -> int:
+        # Python's hash of a larger number can be chosen: keys of one hash would take for ever to tell apart.
+        value = int(word)
+        return value if abs(value) < 2**64 else refuse(word[:40])
+
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=finite)
+        return json.loads(text, parse_constant=refuse, parse_float=finite, parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} has a header that cannot be read: {one_line(error)}. {REMEDY}") from error
 
@@ -175,6 +180,7 @@ def raw_bytes(tensor: Tensor) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, short."""
+    """What an error says, short, and without characters that move a terminal: it may quote the file."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
     return (text if len(text) <= 300 else text[:297] + "…").rstrip(".")

@@ -101,10 +101,12 @@ COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:o
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
 # Those that hold more than what is listed, which no prediction needs.
 MORE = {"PolynomialFeatures", "Lasso", *LEARNED["sklearn.tree"], *LEARNED["sklearn.ensemble"]}
+# Transformers that do not say how many columns they take, or by another name.
+WITHOUT = {"LabelBinarizer", "MissingIndicator"}
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
 # Those that make more columns than they are given, and where those that put columns side by side have their steps.
-UNIONS = {"Pipeline": "steps", "FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
+UNIONS = {"FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
 MAKERS = {"PolynomialFeatures", "OneHotEncoder", "FeatureUnion", "ColumnTransformer"}
 
 
@@ -157,6 +159,8 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
     check_fitted(name, fitted)
     if name.startswith("KNeighbors") and fitted:
         return estimator.fit(fitted["X"], fitted["y"])
+    if fitted and hasattr(cls, "transform") and "n_features_in_" not in fitted and name not in WITHOUT:
+        raise StorageError(f"{name} does not say how many columns it takes")
     if fitted.get("n_features_in_", 0) > max(unpacker.size, LIMITS.sparse_columns):
         raise StorageError(f"{name} has more columns than a file of its size can bear out")
     if name.startswith("HistGradientBoosting") and fitted:
@@ -169,6 +173,8 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         fitted["bin_edges_"] = edges
     vars(estimator).update(fitted)
     check_forest(estimator)
+    if name == "OneHotEncoder" and "categories_" in fitted:
+        check_codes(estimator)
     if name in MAKERS and width(estimator) > LIMITS.columns(unpacker.size):
         raise StorageError(f"{name} makes {width(estimator):,} columns, more than a file of its size can bear out")
     return estimator
@@ -244,22 +250,75 @@ def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None
     estimator.fit(np.zeros((1, d)))
 
 
+def check_codes(encoder: Any) -> None:
+    """Raise unless a OneHotEncoder has a column for every code that it gives: compiled code writes at these columns without looking."""
+    codes = [len(categories) for categories in encoder.categories_]
+    whole = all(in_order(categories) for categories in encoder.categories_)
+    if getattr(encoder, "_infrequent_enabled", False):
+        rare, mappings = encoder._infrequent_indices, encoder._default_to_infrequent_mappings
+        whole &= len(codes) == len(rare) == len(mappings)
+        for k, mapping in enumerate(mappings):
+            whole &= (mapping is None) == (rare[k] is None)
+            if mapping is not None:
+                whole &= mapping.dtype.kind == "i" and mapping.shape == (codes[k],) and bool((mapping >= 0).all())
+                codes[k] = int(mapping.max(initial=-1)) + 1
+    dropped = encoder._drop_idx_after_grouping
+    if dropped is not None:
+        whole &= len(dropped) == len(codes)
+        whole &= all(drop is None or 0 <= drop < size for drop, size in zip(dropped, codes, strict=False))
+        codes = [size - (drop is not None) for drop, size in zip(dropped, codes, strict=False)]
+    if not whole or codes != encoder._n_features_outs:
+        raise StorageError("an encoder has other columns than categories")
+
+
+def in_order(categories: Any) -> bool:
+    """Whether categories (k,) that are numbers ascend, as they are looked up by that; one NaN may come last."""
+    if categories.dtype.kind not in "biuf":
+        return True
+    numbers = categories[:-1] if np.isnan(categories[-1:]).any() else categories
+    return bool((numbers[:-1] < numbers[1:]).all())
+
+
 def width(estimator: Any) -> int:
-    """Columns that a transformer makes; of a Pipeline, those of its widest step."""
+    """Columns that a transformer makes; of a Pipeline, those of its widest step; 0 where it passes on those it is given."""
     name = type(estimator).__name__
+    if name == "Pipeline":
+        return max((width(step) for _, step in estimator.steps), default=0)
     if name in UNIONS:
-        inner = [step[1] for step in getattr(estimator, UNIONS[name], [])]
-        if sum(step == "passthrough" for step in inner if isinstance(step, str)) > 1:
+        steps = getattr(estimator, UNIONS[name], [])
+        if sum(passes_on(step) for step in steps) > 1:
             raise StorageError(f"{name} passes the same columns on more than once")
-        widths = [width(step) for step in inner if isinstance(step, BaseEstimator)]
-        return max(widths, default=0) if name == "Pipeline" else sum(widths)
+        return sum(width(step[1]) or len(listed(step)) for step in steps)
+    if name == "FrozenEstimator":
+        return width(estimator.estimator)
     if name == "PolynomialFeatures":
         return int(getattr(estimator, "n_output_features_", 0))
     if name == "OneHotEncoder":
         return sum(getattr(estimator, "_n_features_outs", ()))
     if hasattr(estimator, "_encoder"):
         return width(estimator._encoder)
-    return int(vars(estimator).get("n_features_in_", 0))
+    return int(getattr(estimator, "__dict__", {}).get("n_features_in_", 0))
+
+
+def listed(step: Any) -> Any:
+    """The columns of a step of a ColumnTransformer, where they are listed: as many as it is given."""
+    columns = step[2] if len(step) > 2 else ()
+    return [columns] if isinstance(columns, (str, int)) else () if isinstance(columns, slice) else columns
+
+
+def passes_on(step: Any) -> bool:
+    """Whether a named step gives as many columns as it is given, however many these are."""
+    one, name = step[1], type(step[1]).__name__
+    if isinstance(one, str) or one is None or len(listed(step)):
+        return one in ("passthrough", None) and not len(listed(step))
+    if name == "Pipeline":
+        return all(passes_on(part) for part in one.steps)
+    if name in UNIONS:
+        return any(passes_on(part) for part in getattr(one, UNIONS[name], []))
+    if name == "FrozenEstimator":
+        return passes_on(("", one.estimator))
+    # These learn nothing; the others are of no use before they are fitted, and check how many columns they are given.
+    return name == "FunctionTransformer" or (name in ("Normalizer", "Binarizer") and "n_features_in_" not in vars(one))
 
 
 def check(name: str, params: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ class Limits:
     numbers: int = 2**22
     #: rows of training objects, on which a predictor is tried when it is loaded
     rows: int = 20
+    #: bytes that a prediction takes at a time, whatever the file says: the default of memory_budget
+    budget: int = 2**32
 
     def memory(self, size: int) -> int:
         """Bytes that the values in a file of so many bytes may take together; a tensor may be named many times."""

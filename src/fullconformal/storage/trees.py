@@ -16,11 +16,10 @@ from sklearn.ensemble._forest import BaseForest
 from sklearn.tree._tree import TREE_LEAF, Tree
 
 from fullconformal.storage.container import StorageError
+from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, expect
 
 Array = npt.NDArray[Any]
-# Columns that a tree may be said to look at.
-MOST_FEATURES = 2**22
 
 
 def fields_of(nodes: Array) -> dict[str, Array]:
@@ -58,31 +57,47 @@ def pack_tree(tree: Any, _: Packer) -> dict[str, Any]:
     """The nodes of a decision tree, and the numbers (nodes, 1, C) at them."""
     state = tree.__getstate__()
     nodes, values = fields_of(state["nodes"]), state["values"]
-    return {"n_features": int(tree.n_features), "max_depth": state["max_depth"], "nodes": nodes, "values": values}
+    return {"n_features": int(tree.n_features), "nodes": nodes, "values": values}
 
 
 def unpack_tree(values: dict[str, Any], _: Unpacker) -> Any:
     """The tree again, once its nodes are checked."""
     n_features, numbers = expect(values["n_features"], int), expect(values["values"], np.ndarray)
     whole = numbers.ndim == 3 and numbers.shape[1] == 1 and numbers.size and bool(np.isfinite(numbers).all())
-    if not 0 < n_features <= MOST_FEATURES or not whole:
+    if not 0 < n_features <= LIMITS.sparse_columns or not whole:
         raise StorageError("a tree is not what it should be")
     tree = Tree(n_features, np.array([numbers.shape[2]], dtype=np.intp), 1)
     nodes = nodes_of(values["nodes"], len(numbers), tree.__getstate__()["nodes"].dtype)
     left, right = nodes["left_child"], nodes["right_child"]
-    check_nodes(left, right, nodes["feature"], (left != TREE_LEAF) | (right != TREE_LEAF), n_features)
+    inner = (left != TREE_LEAF) | (right != TREE_LEAF)
+    check_nodes(left, right, nodes["feature"], inner, n_features)
     tree.__setstate__({
-        "max_depth": expect(values["max_depth"], int), "node_count": len(nodes), "nodes": nodes,
+        "max_depth": depth(left, right, inner), "node_count": len(nodes), "nodes": nodes,
         "values": np.ascontiguousarray(numbers, dtype=np.float64),
     })  # fmt: skip
     return tree
+
+
+def depth(left: Array, right: Array, inner: Array) -> int:
+    """How deep a tree goes. scikit-learn writes paths of objects into memory of this length, so that no file may say it."""
+    children = np.concatenate([left[inner], right[inner]])
+    if len(np.unique(children)) < len(children):
+        raise StorageError("a tree's nodes have several parents")
+    levels, level = 0, np.array([0])
+    while len(level := level[inner[level]]):
+        level, levels = np.concatenate([left[level], right[level]]), levels + 1
+    return levels
 
 
 KINDS["tree"] = Kind(Tree, pack_tree, unpack_tree)
 
 
 def check_forest(estimator: Any) -> None:
-    """Raise where a tree would be given objects of fewer columns than it looks at: a forest does not check them for each of its trees."""
+    """Raise where a tree would be given objects of fewer columns than it looks at, as a forest does not check them for each of its trees;
+    or where there are more classes than labels."""
+    n_classes = getattr(estimator, "n_classes_", None)
+    if n_classes is not None and n_classes != len(getattr(estimator, "classes_", ())):
+        raise StorageError("a forest has other classes than labels")
     tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
     if tree is not None and (type(tree) is not Tree or tree.n_features != width):
         raise StorageError("a tree looks at columns that it is not given")
@@ -129,7 +144,7 @@ def boosted_again(model: Any, parts: dict[str, Any]) -> Any:
             raise StorageError("boosted trees are not what they should be")
         each = 1 if len(classes) == 2 else len(classes)
         loss = HalfBinomialLoss() if each == 1 else HalfMultinomialLoss(n_classes=each)
-    if not 0 < n_features <= MOST_FEATURES:
+    if not 0 < n_features <= LIMITS.sparse_columns:
         raise StorageError("boosted trees are not what they should be")
     whole = sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) % each == 0 and bool((sizes > 0).all())
     if not whole or baseline.shape != (1, each) or baseline.dtype != np.float64:

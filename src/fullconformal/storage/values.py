@@ -252,6 +252,15 @@ def require(condition: bool, what: str) -> None:
         raise StorageError(f"its {what} cannot be right")
 
 
+def budget(memory: Any) -> int:
+    """Bytes that predictions may take at a time: what a file says, but no more than by default.
+
+    It may come from a larger machine, or from someone who wants this one to run out of memory.
+    """
+    require(expect(memory, int) > 0, "memory")
+    return int(min(memory, LIMITS.budget))
+
+
 def among(value: Any, allowed: Any) -> Any:
     """The value, or an error where it is not one of those allowed."""
     if not isinstance(value, str) or value not in allowed:
