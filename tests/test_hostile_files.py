@@ -66,9 +66,9 @@ from torch import nn
 import fullconformal
 from fullconformal import FullConformalClassifier, FullConformalRegressor, SplitConformalClassifier, StorageError
 from fullconformal.cli import main
-from fullconformal.cli.tables import visible
+from fullconformal.cli.tables import for_spreadsheets, visible
 from fullconformal.models import KernelDensityClassifier, mlp
-from fullconformal.runtime.files import finished_or_nothing
+from fullconformal.runtime.files import finished_or_nothing, one_line
 from fullconformal.storage import LIMITS, foreign
 from fullconformal.storage.modules import activations
 from fullconformal.storage.values import Packer, Unpacker
@@ -773,6 +773,8 @@ def test_no_label_or_name_moves_the_terminal(labelled):
     assert not any(mark in said for mark in "\x1b\x07\u202e\u2066")
     assert json.loads(CliRunner().invoke(main, ["inspect", it, "--json"]).stdout)["classes"] == sorted(BAD)
     assert visible("é\u200d\n\t") == "é\u200d\n\t"
+    # Errors quote what they were given, on terminals too.
+    assert one_line(ValueError("unknown \x1b[2J\u202e é")) == "unknown \\x1b[2J\\u202e é"
 
 
 def test_no_cell_is_a_formula_and_parquet_has_the_labels_as_they_are(labelled):
@@ -796,6 +798,12 @@ def test_no_cell_is_a_formula_and_parquet_has_the_labels_as_they_are(labelled):
     for text in [*frame.columns, *frame[["y", "prediction", "set_0.99"]].to_numpy().ravel()]:
         assert not text or text[0] not in "=+-@\t\r"
     assert frame["y"].str.removeprefix("'").tolist() == BAD * 6
+    # Spreadsheets look past spaces and line breaks, and some take the wide signs of Chinese and Japanese type.
+    odd = ["=\n1", "\n=1", " =1", "\t=1", "＝1", "＠a"]
+    assert for_spreadsheets(pd.DataFrame({"a": [*odd, "a=1"]}), print)["a"].tolist() == [
+        *(f"'{one}" for one in odd),
+        "a=1",
+    ]
     done = CliRunner().invoke(main, [*words, "-o", str(folder / "sets.parquet")])
     assert done.exit_code == 0 and pd.read_parquet(folder / "sets.parquet")["y"].tolist() == BAD * 6
     # Numbers stay numbers.

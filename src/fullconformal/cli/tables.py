@@ -22,7 +22,10 @@ from fullconformal.runtime.files import check_writable, finished_or_nothing
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
 # What spreadsheets take for a formula; and numbers, one or several joined by |, which they do not.
-FORMULA, NUMBERS = re.compile(r"[=+\-@\t\r]."), re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?(\|[+-]?[\d.]+([eE][+-]?\d+)?)*")
+FORMULA, NUMBERS = (
+    re.compile(r"(?s)\s*[=+\-@\t\r＝＋－＠]."),
+    re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?(\|[+-]?[\d.]+([eE][+-]?\d+)?)*"),
+)
 
 
 def for_spreadsheets(frame: pd.DataFrame, note: Callable[[str], None]) -> pd.DataFrame:

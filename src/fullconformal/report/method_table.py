@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullconformal.metrics.estimates import Estimate, FloatArray, Welch, welch, wilson
+from fullconformal.runtime.files import one_line
 
 # Levels closer than this are equal.
 SAME_LEVEL = 1e-9
@@ -131,7 +132,7 @@ class MethodTable(ABC):
                 yield ""
                 groups = groups[count:]
         for method, error in self.errors.items():
-            yield Text(f"{method} failed: {type(error).__name__}: {error}", style="red")
+            yield Text(f"{method} failed: {type(error).__name__}: {one_line(error)}", style="red")
         yield Text(self.footnote, style="dim")
 
     def _table(self, groups: list[Group]) -> Any:

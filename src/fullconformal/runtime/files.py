@@ -138,6 +138,13 @@ def remove_abandoned(folder: Path, name: str) -> None:
                 os.close(handle)
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, short, and without characters that move a terminal: it may quote the file."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
+    return (text if len(text) <= 300 else text[:297] + "…").rstrip(".")
+
+
 def content_of(path: Path, most: int) -> bytes:
     """The bytes of a regular file, or an OSError where it is none or has more: a pipe would be waited for, a large one fill the memory."""
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:

@@ -1,6 +1,7 @@
 """Saved predictors: objects as safetensors and JSON, never pickle."""
 
-from fullconformal.storage.container import StorageError, one_line
+from fullconformal.runtime.files import one_line
+from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.values import budget, conforms, defaults, expect, hints_of, parameters, require, savable
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fullconformal.runtime.files import finished_or_nothing
+from fullconformal.runtime.files import finished_or_nothing, one_line
 from fullconformal.storage.limits import LIMITS
 
 FORMAT, VERSION = "fullconformal", 2
@@ -177,10 +177,3 @@ def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
 def raw_bytes(tensor: Tensor) -> Any:
     """The bytes of a contiguous CPU tensor, as a buffer."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, short, and without characters that move a terminal: it may quote the file."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
-    return (text if len(text) <= 300 else text[:297] + "…").rstrip(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,6 +13,7 @@ import pandas as pd
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import BaseEstimator, is_classifier
 
+from fullconformal.storage.columns import MAKERS, check_codes, learn_polynomials, width
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
@@ -105,9 +105,6 @@ MORE = {"PolynomialFeatures", "Lasso", *LEARNED["sklearn.tree"], *LEARNED["sklea
 WITHOUT = {"LabelBinarizer", "MissingIndicator"}
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
-# Those that make more columns than they are given, and where those that put columns side by side have their steps.
-UNIONS = {"FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
-MAKERS = {"PolynomialFeatures", "OneHotEncoder", "FeatureUnion", "ColumnTransformer"}
 
 
 def home(name: str) -> Any:
@@ -236,89 +233,6 @@ def columns(value: Any) -> bool:
 def transforms(value: Any) -> bool:
     """Whether a value may be a step of a ColumnTransformer."""
     return value in ("drop", "passthrough") if isinstance(value, str) else type(value).__name__ in HOMES
-
-
-def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None:
-    """Let PolynomialFeatures count its columns itself, if there are no more than so many."""
-    degree = estimator.degree[-1] if isinstance(estimator.degree, tuple) else estimator.degree
-    d = fitted["n_features_in_"]
-    # Powers of at most this degree; those of distinct columns are among them.
-    if type(degree) is not int or not 0 <= degree <= 2**10 or math.comb(d + min(degree, most), degree) > most:
-        raise StorageError(
-            f"PolynomialFeatures of degree {degree!r} makes more columns than a file of its size can bear out"
-        )
-    estimator.fit(np.zeros((1, d)))
-
-
-def check_codes(encoder: Any) -> None:
-    """Raise unless a OneHotEncoder has a column for every code that it gives: compiled code writes at these columns without looking."""
-    codes = [len(categories) for categories in encoder.categories_]
-    whole = all(in_order(categories) for categories in encoder.categories_)
-    if getattr(encoder, "_infrequent_enabled", False):
-        rare, mappings = encoder._infrequent_indices, encoder._default_to_infrequent_mappings
-        whole &= len(codes) == len(rare) == len(mappings)
-        for k, mapping in enumerate(mappings):
-            whole &= (mapping is None) == (rare[k] is None)
-            if mapping is not None:
-                whole &= mapping.dtype.kind == "i" and mapping.shape == (codes[k],) and bool((mapping >= 0).all())
-                codes[k] = int(mapping.max(initial=-1)) + 1
-    dropped = encoder._drop_idx_after_grouping
-    if dropped is not None:
-        whole &= len(dropped) == len(codes)
-        whole &= all(drop is None or 0 <= drop < size for drop, size in zip(dropped, codes, strict=False))
-        codes = [size - (drop is not None) for drop, size in zip(dropped, codes, strict=False)]
-    if not whole or codes != encoder._n_features_outs:
-        raise StorageError("an encoder has other columns than categories")
-
-
-def in_order(categories: Any) -> bool:
-    """Whether categories (k,) that are numbers ascend, as they are looked up by that; one NaN may come last."""
-    if categories.dtype.kind not in "biuf":
-        return True
-    numbers = categories[:-1] if np.isnan(categories[-1:]).any() else categories
-    return bool((numbers[:-1] < numbers[1:]).all())
-
-
-def width(estimator: Any) -> int:
-    """Columns that a transformer makes; of a Pipeline, those of its widest step; 0 where it passes on those it is given."""
-    name = type(estimator).__name__
-    if name == "Pipeline":
-        return max((width(step) for _, step in estimator.steps), default=0)
-    if name in UNIONS:
-        steps = getattr(estimator, UNIONS[name], [])
-        if sum(passes_on(step) for step in steps) > 1:
-            raise StorageError(f"{name} passes the same columns on more than once")
-        return sum(width(step[1]) or len(listed(step)) for step in steps)
-    if name == "FrozenEstimator":
-        return width(estimator.estimator)
-    if name == "PolynomialFeatures":
-        return int(getattr(estimator, "n_output_features_", 0))
-    if name == "OneHotEncoder":
-        return sum(getattr(estimator, "_n_features_outs", ()))
-    if hasattr(estimator, "_encoder"):
-        return width(estimator._encoder)
-    return int(getattr(estimator, "__dict__", {}).get("n_features_in_", 0))
-
-
-def listed(step: Any) -> Any:
-    """The columns of a step of a ColumnTransformer, where they are listed: as many as it is given."""
-    columns = step[2] if len(step) > 2 else ()
-    return [columns] if isinstance(columns, (str, int)) else () if isinstance(columns, slice) else columns
-
-
-def passes_on(step: Any) -> bool:
-    """Whether a named step gives as many columns as it is given, however many these are."""
-    one, name = step[1], type(step[1]).__name__
-    if isinstance(one, str) or one is None or len(listed(step)):
-        return one in ("passthrough", None) and not len(listed(step))
-    if name == "Pipeline":
-        return all(passes_on(part) for part in one.steps)
-    if name in UNIONS:
-        return any(passes_on(part) for part in getattr(one, UNIONS[name], []))
-    if name == "FrozenEstimator":
-        return passes_on(("", one.estimator))
-    # These learn nothing; the others are of no use before they are fitted, and check how many columns they are given.
-    return name == "FunctionTransformer" or (name in ("Normalizer", "Binarizer") and "n_features_in_" not in vars(one))
 
 
 def check(name: str, params: dict[str, Any]) -> None:

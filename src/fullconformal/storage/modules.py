@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullconformal.storage.container import StorageError, one_line
+from fullconformal.runtime.files import one_line
+from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect, require
 
