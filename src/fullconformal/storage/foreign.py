@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,81 +21,8 @@ from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
 from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, defaults, expect
 
-LABELS, FOREST = "classes_:labels n_classes_:count", "n_outputs_:count _n_samples:count _n_samples_bootstrap:count|none"
-BAGGING = "estimator_:any estimators_:any* estimators_features_:(k)* _n_samples:count _max_samples:count _max_features:count _seeds:(k)"
-# Where each class that may be loaded lives, and what its `fit` learns: attributes, and the kinds of value they may have (see `is_a`).
-# Nothing else is saved, and nothing else is set on what is loaded. None of the classes calls what it is given, but for `check`.
-LEARNED = {
-    "sklearn.preprocessing": {
-        "StandardScaler": "mean_:(d)|none var_:(d)|none scale_:(d)|none n_samples_seen_:number|(d)",
-        "MinMaxScaler": "scale_:(d) min_:(d) data_min_:(d) data_max_:(d) data_range_:(d) n_samples_seen_:number",
-        "MaxAbsScaler": "max_abs_:(d) scale_:(d) n_samples_seen_:number|(d)",
-        "RobustScaler": "center_:(d)|none scale_:(d)|none",
-        "Normalizer": "",
-        "Binarizer": "",
-        "OneHotEncoder": "categories_:labels* drop_idx_:labels|none _drop_idx_after_grouping:labels|none _n_features_outs:count* "
-        "_infrequent_enabled:flag _infrequent_indices:(k)* _default_to_infrequent_mappings:(k)*",
-        "OrdinalEncoder": "categories_:labels* _missing_indices:counts _infrequent_enabled:flag _infrequent_indices:(k)* "
-        "_default_to_infrequent_mappings:(k)*",
-        "QuantileTransformer": "n_quantiles_:count references_:(q) quantiles_:(qd)",
-        "PowerTransformer": "lambdas_:(d) _scaler:StandardScaler",
-        "PolynomialFeatures": "",
-        "KBinsDiscretizer": "bin_edges_:(k)* n_bins_:(d) _encoder:OneHotEncoder",
-        "FunctionTransformer": "",
-        "LabelBinarizer": "classes_:labels y_type_:text sparse_input_:flag",
-    },
-    "sklearn.impute": {
-        "SimpleImputer": "statistics_:labels indicator_:MissingIndicator|none _fit_dtype:dtype _fill_dtype:dtype",
-        "MissingIndicator": "features_:(k) _n_features:count _precomputed:flag",
-        "KNNImputer": "_fit_X:(nd) _mask_fit_X:(nd) _valid_mask:(d) indicator_:MissingIndicator|none",
-    },
-    "sklearn.decomposition": {
-        "PCA": "components_:(kd) mean_:(d) explained_variance_:(k) explained_variance_ratio_:(k) singular_values_:(k) "
-        "noise_variance_:number n_components_:count n_samples_:count _fit_svd_solver:text",
-        "TruncatedSVD": "components_:(kd) explained_variance_:(k) explained_variance_ratio_:(k) singular_values_:(k)",
-    },
-    "sklearn.feature_selection": {"VarianceThreshold": "variances_:(d)"},
-    "sklearn.compose": {
-        "ColumnTransformer": "transformers_:step* _columns:columns* _transformer_to_input_indices:named _remainder:step "
-        "sparse_output_:flag output_indices_:named",
-    },
-    "sklearn.pipeline": {"Pipeline": "", "FeatureUnion": ""},
-    "sklearn.frozen": {"FrozenEstimator": ""},
-    "sklearn.linear_model": {
-        "LogisticRegression": "classes_:labels coef_:(kd) intercept_:(k) n_iter_:(i)",
-        "Ridge": "coef_:(d) intercept_:number n_iter_:(k)|none solver_:text",
-        "RidgeCV": "coef_:(d) intercept_:number alpha_:number best_score_:number",
-        "LinearRegression": "coef_:(d) intercept_:number rank_:count singular_:(k)",
-        **dict.fromkeys(("Lasso", "ElasticNet"), "coef_:(d) intercept_:number n_iter_:count dual_gap_:number"),
-        "QuantileRegressor": "coef_:(d) intercept_:number n_iter_:count",
-    },
-    "sklearn.kernel_ridge": {"KernelRidge": "dual_coef_:(n) X_fit_:(nd)"},
-    "sklearn.neural_network": {
-        "MLPClassifier": "coefs_:(ab)* intercepts_:(a)* classes_:labels n_layers_:count n_outputs_:count out_activation_:text "
-        "loss:text loss_:number _label_binarizer:LabelBinarizer n_iter_:count t_:count loss_curve_:number* best_loss_:number|none "
-        "validation_scores_:number*|none best_validation_score_:number|none",
-        "MLPRegressor": "coefs_:(ab)* intercepts_:(a)* n_layers_:count n_outputs_:count out_activation_:text loss_:number n_iter_:count "
-        "t_:count loss_curve_:number* best_loss_:number|none validation_scores_:number*|none best_validation_score_:number|none",
-    },
-    "sklearn.tree": {
-        **dict.fromkeys(("DecisionTreeClassifier", "ExtraTreeClassifier"), f"tree_:tree {LABELS} n_outputs_:count max_features_:count"),
-        **dict.fromkeys(("DecisionTreeRegressor", "ExtraTreeRegressor"), "tree_:tree n_outputs_:count max_features_:count"),
-    },
-    "sklearn.ensemble": {
-        "RandomForestClassifier": f"estimator_:DecisionTreeClassifier estimators_:DecisionTreeClassifier* {LABELS} {FOREST}",
-        "ExtraTreesClassifier": f"estimator_:ExtraTreeClassifier estimators_:ExtraTreeClassifier* {LABELS} {FOREST}",
-        "RandomForestRegressor": f"estimator_:DecisionTreeRegressor estimators_:DecisionTreeRegressor* {FOREST}",
-        "ExtraTreesRegressor": f"estimator_:ExtraTreeRegressor estimators_:ExtraTreeRegressor* {FOREST}",
-        "BaggingClassifier": f"{BAGGING} {LABELS}",
-        "BaggingRegressor": BAGGING,
-        # As `trees` takes them apart.
-        "HistGradientBoostingClassifier": "classes:labels n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
-        "HistGradientBoostingRegressor": "classes:none n_features:count baseline:(ab) nodes:named sizes:(t) names:labels|none",
-    },
-    # Their points are kept, and learnt again.
-    "sklearn.neighbors": {"KNeighborsClassifier": "X:points y:labels", "KNeighborsRegressor": "X:points y:(n)"},
-    "fullconformal.models.density": {"KernelDensityClassifier": "X_:(nd) y_:(n) classes_:labels"},
-}  # fmt: skip
+# What the classes that may be loaded learn, by module and name. None of them calls what it is given, but for `check`.
+LEARNED: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("learned.toml").read_text(encoding="utf-8"))
 HOMES = {name: module for module, classes in LEARNED.items() for name in classes}
 # What any of them may have learnt.
 COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:output"
