@@ -94,7 +94,7 @@ class Watch:
     def draw(self, seconds: float | None = None) -> None:
         """Draw a bar where there is a screen; elsewhere say once how long it will take, where that is known."""
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
         console = Console(stderr=seconds is not None)
         sentence = self.label if seconds is None else f"{self.label}: about {duration(seconds)}"
@@ -104,13 +104,7 @@ class Watch:
                 console.print(sentence, highlight=False, soft_wrap=True)
             return
         self.told = True
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
+        columns = "{task.description}", BarColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn()
         self.bar = Progress(*columns, transient=True, console=console)
         self.bar.start()
         self.task = self.bar.add_task(sentence, total=None)

@@ -11,6 +11,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from io import BufferedReader
 from pathlib import Path
@@ -131,14 +132,9 @@ def check_header(path: Path | str, header: Mapping[str, str]) -> None:
     version = header.get("version", "")
     if not (version.isascii() and version.isdigit() and len(version) < 10):
         raise StorageError(f"{path} says format version {version[:20]!r}, which is none. {REMEDY}")
-    if int(version) < VERSION:
-        raise StorageError(
-            f"{path} has format version {version}, of an earlier fullconformal, which this one no longer reads: fit and save again."
-        )
-    if int(version) > VERSION:
-        raise StorageError(
-            f"{path} has format version {version}, this fullconformal reads up to {VERSION}: upgrade fullconformal."
-        )
+    if int(version) != VERSION:
+        remedy = "fit and save again" if int(version) < VERSION else "upgrade fullconformal"
+        raise StorageError(f"{path} has format version {version}, this fullconformal reads {VERSION}: {remedy}.")
     if len(header["content"]) > LIMITS.text:
         raise StorageError(f"{path} has {len(header['content']):,} characters of JSON, {LIMITS.text:,} are allowed.")
 
@@ -149,17 +145,14 @@ def parse(path: Path | str, text: str) -> Any:
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no number")
 
-    def finite(word: str) -> float:
-        value = float(word)
-        return value if abs(value) < float("inf") else refuse(word)
+    def within(kind: type[Any], most: float, word: str) -> Any:
+        value = kind(word)
+        return value if abs(value) < most else refuse(word[:40])
 
-    def whole(word: str) -> int:
-        # Python's hash of a larger number can be chosen: keys of one hash would take for ever to tell apart.
-        value = int(word)
-        return value if abs(value) < 2**64 else refuse(word[:40])
-
+    # Python's hash of a larger integer can be chosen: keys of one hash would take for ever to tell apart.
+    numbers: Any = {"parse_float": partial(within, float, math.inf), "parse_int": partial(within, int, 2**64)}
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=finite, parse_int=whole)
+        return json.loads(text, parse_constant=refuse, **numbers)
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} has a header that cannot be read: {one_line(error)}. {REMEDY}") from error
 
