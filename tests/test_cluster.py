@@ -235,7 +235,7 @@ def test_a_network_whose_parameters_are_kept_is_not_trained_again(tmp_path, monk
 def test_a_folder_of_other_data_is_refused(tmp_path):
     fitted(n=64, checkpoint=tmp_path)
     for other in ({"n": 65}, {"l2": 0.2}, {"curvature": "hessian"}, {"prefit": False, "max_epochs": 1}):
-        with pytest.raises(ValueError, match="other data or another model; choose another folder, or delete"):
+        with pytest.raises(ValueError, match="other data or another model; choose another, or delete"):
             fitted(**{"n": 64, "checkpoint": tmp_path} | other)
     (tmp_path / "header.json").unlink()
     with pytest.raises(ValueError, match="without a readable header"):

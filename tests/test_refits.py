@@ -260,7 +260,7 @@ def test_a_checkpoint_serves_its_own_problem_only(tmp_path):
         (X, y, C, X_test, 1),
     ]
     for other in others:
-        with pytest.raises(ValueError, match=r"scores' holds scores of other data .* choose another folder, or delete"):
+        with pytest.raises(ValueError, match=r"scores' holds scores of other data .* choose another, or delete"):
             refit_counts(fit_score, *other, **options)
     with pytest.raises(ValueError, match="another model"):
         refit_counts(fit_score, X, y, C, X_test, 0, checkpoint=folder, key="naive Bayes, smoothed")

@@ -203,9 +203,7 @@ class Parts:
             known = None
         if known != header["fingerprint"]:
             what = "scores without a readable header" if known is None else "scores of other data or another model"
-            raise ValueError(
-                f"checkpoint={str(self.folder)!r} holds {what}; choose another folder, or delete this one."
-            )
+            raise ValueError(f"checkpoint={str(self.folder)!r} holds {what}; choose another, or delete it.")
         return opened, found
 
     def files(self, name: str) -> list[tuple[Path, re.Match[str]]]:

@@ -20,9 +20,7 @@ def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None
     d = fitted["n_features_in_"]
     # Powers of at most this degree; those of distinct columns are among them.
     if type(degree) is not int or not 0 <= degree <= 2**10 or math.comb(d + min(degree, most), degree) > most:
-        raise StorageError(
-            f"PolynomialFeatures of degree {degree!r} makes more columns than a file of its size can bear out"
-        )
+        raise StorageError(f"PolynomialFeatures of degree {degree!r} makes more columns than its file bears out")
     estimator.fit(np.zeros((1, d)))
 
 

@@ -167,9 +167,7 @@ def transforms(value: Any) -> bool:
 def check(name: str, params: dict[str, Any]) -> None:
     """Raise where an estimator would call a function, or cannot be made the same again."""
     if any(params.get(key) is not None for key in ("func", "inverse_func")):
-        raise StorageError(
-            f"{name} holds a function, which no file is let carry; apply it to the data outside the predictor."
-        )
+        raise StorageError(f"{name} holds a function, which no file may carry; apply it outside the predictor.")
     state = params.get("random_state")
     if state is not None and type(state) is not int:
         raise StorageError(f"{name} holds random_state={state!r}, which cannot be saved; give a whole number.")
@@ -195,9 +193,7 @@ def unpack_frame(values: dict[str, Any], _: Unpacker) -> pd.DataFrame:
 def pack_sparse(X: Any, _: Packer) -> dict[str, Any]:
     """The numbers of a matrix in rows, and where they are."""
     if X.shape[1] > LIMITS.sparse_columns:
-        raise StorageError(
-            f"a sparse matrix of {X.shape[1]:,} columns cannot be saved; {LIMITS.sparse_columns:,} are allowed."
-        )
+        raise StorageError(f"a sparse matrix may be saved with {LIMITS.sparse_columns:,} columns, not {X.shape[1]:,}.")
     return {"data": X.data, "indices": X.indices, "indptr": X.indptr, "n_columns": X.shape[1]}
 
 

@@ -57,9 +57,7 @@ class Factory:
 
     def __init__(self, given: Callable[[], nn.Module] | str):
         if not (callable(given) or (isinstance(given, str) and given.count(":") == 1)):
-            raise StorageError(
-                f"factory={given!r} is not allowed; give a callable that returns the module, or 'module:function'."
-            )
+            raise StorageError(f"factory={given!r} is not allowed; give a callable, or 'module:function'.")
         self.given = given
         self.name = given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
 
@@ -74,9 +72,7 @@ class Factory:
         except Exception as error:
             raise StorageError(f"factory {self.name!r} failed: {type(error).__name__}: {one_line(error)}.") from error
         if not isinstance(made, nn.Module):
-            raise StorageError(
-                f"factory {self.name!r} returned {type(made).__name__}; it must return a torch.nn.Module."
-            )
+            raise StorageError(f"factory {self.name!r} returned {type(made).__name__}, not a torch.nn.Module.")
         return made
 
 

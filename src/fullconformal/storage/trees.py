@@ -114,9 +114,7 @@ def check_forest(estimator: Any) -> None:
 def boosted_parts(model: Any) -> dict[str, Any]:
     """What fitted HistGradientBoosting predicts from: the nodes of all its trees, one after the other."""
     if model.is_categorical_ is not None:
-        raise StorageError(
-            f"{type(model).__name__} with categorical features cannot be saved; encode them in the Pipeline."
-        )
+        raise StorageError(f"{type(model).__name__} with categories cannot be saved; encode them in the Pipeline.")
     trees = [tree.nodes for iteration in model._predictors for tree in iteration]
     return {
         "classes": getattr(model, "classes_", None), "n_features": model.n_features_in_, "baseline": model._baseline_prediction,

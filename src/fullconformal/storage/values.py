@@ -60,9 +60,7 @@ def savable(cls: Class) -> Class:
     """
     known = KINDS.get(cls.__name__)
     if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise TypeError(
-            f"{cls.__module__} and {known.cls.__module__} both save a class named {cls.__name__}; rename one."
-        )
+        raise TypeError(f"{cls.__module__} and {known.cls.__module__} both save a {cls.__name__}; rename one.")
     kept: Any = cls
     state = kept.state if hasattr(cls, "state") else state_of_fields
     make = kept.from_state if hasattr(cls, "from_state") else partial(from_fields, cls)
@@ -167,7 +165,7 @@ class Unpacker:
         self.left -= size
         if self.left < 0:
             raise StorageError(
-                f"it asks for more memory than the {LIMITS.memory(self.size):,} bytes that a file of its size may take"
+                f"it asks for more memory than {LIMITS.memory(self.size):,} bytes, all that its size may take"
             )
 
     def unpack(self, node: Any) -> Any:
@@ -240,9 +238,7 @@ def strings(name: str) -> Any:
 def expect(value: Any, *allowed: type) -> Any:
     """The value, or an error where it is of none of the classes; a bool is no number."""
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        raise StorageError(
-            f"it holds {type(value).__name__} where {' or '.join(cls.__name__ for cls in allowed)} belongs"
-        )
+        raise StorageError(f"it holds {type(value).__name__} where {' or '.join(c.__name__ for c in allowed)} belongs")
     return value
 
 
