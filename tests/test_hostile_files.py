@@ -23,9 +23,13 @@ from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.ensemble import (
     BaggingClassifier,
+    BaggingRegressor,
     ExtraTreesClassifier,
+    ExtraTreesRegressor,
     HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
     RandomForestClassifier,
+    RandomForestRegressor,
 )
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import VarianceThreshold
@@ -60,7 +64,7 @@ from sklearn.preprocessing import (
     RobustScaler,
     StandardScaler,
 )
-from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier, ExtraTreeRegressor
 from torch import nn
 
 import fullconformal
@@ -204,7 +208,9 @@ def learners():
                 FrozenEstimator(LogisticRegression().fit(X, y))):  # fmt: skip
         yield one.fit(X, y), X
     for regressor in (Ridge(), Ridge(solver="sag"), RidgeCV(), LinearRegression(), Lasso(), ElasticNet(), QuantileRegressor(),
-                      KernelRidge(), MLPRegressor(hidden_layer_sizes=(2,), max_iter=2), KNeighborsRegressor(2)):  # fmt: skip
+                      KernelRidge(), MLPRegressor(hidden_layer_sizes=(2,), max_iter=2), KNeighborsRegressor(2), DecisionTreeRegressor(),
+                      ExtraTreeRegressor(), RandomForestRegressor(3), ExtraTreesRegressor(3), BaggingRegressor(n_estimators=2),
+                      HistGradientBoostingRegressor(max_iter=2)):  # fmt: skip
         yield regressor.fit(X, X.sum(1)), X
 
 
