@@ -110,7 +110,7 @@ class Stack:
         self.theta = torch.stack([parameters_to_vector(learned(module)) for module in modules]).detach()
         self.ridge = torch.cat([X.new_full((q.numel(),), ridge.get(name, 0.0)) for name, q in named.items()])
         # Share (B, n) of each point in the mean loss of each network.
-        self.share = X.new_zeros(len(modules), len(y))
+        self.share = X.new_zeros(len(modules), X.shape[1])
         for row, own in zip(self.share, points, strict=True):
             row[own] = 1 / len(own)
 

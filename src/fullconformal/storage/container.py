@@ -73,7 +73,7 @@ def read(path: Path | str) -> tuple[str, dict[str, Tensor]]:
         except StorageError:
             raise
         except (OSError, ValueError, RuntimeError, TypeError, KeyError, RecursionError) as error:
-            raise StorageError(f"{path} is no whole safetensors file: {one_line(error)}. {REMEDY}") from error
+            raise StorageError(f"{path} is no safetensors file, or part of one: {one_line(error)}. {REMEDY}") from error
     if checksum(header["content"], tensors) != header.get("checksum"):
         raise StorageError(f"{path} is damaged: its content is not what its checksum says. {REMEDY}")
     return header["content"], tensors
