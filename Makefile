@@ -19,7 +19,7 @@ demo: $(STAMP)  ## fit a network on the digits data and compare the schemes with
 	$(BIN)/fullconformal demo
 
 test: lint types  ## lint, types, then all tests and docstring examples
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)  ## ruff: rules and formatting
 	$(BIN)/ruff check .

@@ -55,7 +55,7 @@ CASES = {
     "head": lambda: full(mlp(6, (5,), 3), head="auto"),
     "dense": lambda: full(mlp(6, (5,), 3)),
     "symmetric": lambda: full(make_pipeline(StandardScaler(), LogisticRegression())),
-    "exact": lambda: full(None, m=4, method="exact"),
+    "exact": lambda: full(None, m=4, method="exact", l2=0.1),
     "neighbours": lambda: full(KNeighborsClassifier(3)),
     "density": lambda: full(KernelDensityClassifier()),
     "refits": lambda: full(LogisticRegression(l1_ratio=0.0), method="exact"),
