@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.curvature import CURVATURES, Curvature, Factor
+from fullconformal.curvature.base import SMALL
 from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
@@ -30,6 +31,9 @@ from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
 from fullconformal.storage import budget, expect, require, savable
+
+# Multiplications up to which the literal loop takes half the time of the counter: it makes fewer calls.
+LITTLE = 2**25
 
 
 @savable
@@ -195,6 +199,9 @@ class Influence(Method):
             x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
             check_outputs(module, x, bag.n_classes)
         elif (self.model is None or is_logistic(self.model)) and bag.X.ndim == 2 and not config.prefit:
+            if bag.n_classes * (bag.X.shape[1] + 1) <= SMALL:
+                # Which takes longer to look at than to fit; the choice itself is checked in any case.
+                return
             x = torch.zeros(1, bag.X.shape[1], dtype=config.dtype or torch.float64)
             module = zero_linear(bag.X.shape[1], bag.n_classes).to(x)
         else:
@@ -231,11 +238,15 @@ def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit |
 
 @stage("counts")
 def influence_counts(prepared: Prepared, X: Tensor, query: Query) -> Counts:
-    """Counts for the candidates of every x in X (m, ...): by the counter, or by the literal loop for what it does not have."""
-    if query.approximation == "direct" and prepared.factor.positive_definite and query.prune is not False:
+    """Counts for the candidates of every x in X (m, ...): by the counter; little work, and what it does not have, by the literal loop."""
+    problem = prepared.problem
+    # In float32 the two may differ by a tie, and an object has the same p-values in any batch.
+    little = X.dtype == torch.float64 and problem.n * len(X) * problem.n_classes * problem.p <= LITTLE
+    asked = query.prune is True or (query.prune == "auto" and not little)
+    if query.approximation == "direct" and prepared.factor.positive_definite and asked:
         points = None if query.points is None else torch.as_tensor(query.points, device=X.device)
         return direct_counts(prepared, X, query.q, points, query.class_conditional, query.progress)
-    given = query.weight(prepared.problem.y.cpu().numpy(), prepared.problem.n_classes)
+    given = query.weight(problem.y.cpu().numpy(), problem.n_classes)
     weight = None if given is None else torch.as_tensor(given, device=X.device)
     return count_scores(APPROXIMATIONS[query.approximation], prepared, X, query.q, weight, query.progress)
 
