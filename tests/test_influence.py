@@ -152,7 +152,7 @@ def test_blocks_and_storage_change_nothing(name):
     for q in (0.0, 1.0):
         results = []
         for memory in (2**28, 2**16, 2**12):
-            bag, _, X = prepared(name, 7, "ggn", n=100, m=7, memory=memory)
+            bag, _, X = prepared(name, 7, "ggn", n=40, m=3, memory=memory)
             results += [count_scores(direct, bag, X, q).greater, direct_counts(bag, X, q).greater]
         assert all(np.array_equal(results[0], other) for other in results[1:])
     assert bag.gradients is None and bag.half is None

@@ -227,8 +227,8 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         # Whole numbers are always labels, and looking closer takes longer than the rest.
         if y.dtype.kind == "f" and y.ndim == 1 and np.isfinite(y).all() and (y != np.floor(y)).any():
             raise ValueError(
-                f"y holds numbers that are not whole, such as {float(y[y != np.floor(y)][0]):.6g}: a quantity, not classes. Predict "
-                "it with FullConformalRegressor, or cut it into a few intervals."
+                f"y is continuous, with numbers that are not whole, such as {float(y[y != np.floor(y)][0]):.6g}: a quantity, not "
+                "classes. Predict it with FullConformalRegressor, or cut it into a few intervals."
             )
         if y.dtype.kind not in "biu":
             check_classification_targets(y)
