@@ -31,12 +31,15 @@ def cycle(values):
 
 # A column of a table, and the note or (with "!") the refusal that it gets.
 COLUMNS = {
-    "money": (cycle(f"${1000 + 7 * k:,}" for k in range(40)), "holds '$1,000', '$1,007'"),
-    "percent": (cycle(f"{k}%" for k in range(37)), "holds '0%', '1%'"),
-    "money among numbers": (cycle([*map(str, range(30)), "$1,234"]), "holds '$1,234' besides numbers"),
-    "a dash for missing": (cycle([*map(str, range(30)), "-", "-", "-"]), "holds '-' besides numbers"),
-    "unknown in a third": (cycle([*map(str, range(30)), *["unknown"] * 15]), "holds 'unknown' besides numbers"),
-    "a word in one cell": (["<5", *cycle(map(str, range(60)))[1:]], "holds '<5' besides numbers"),
+    "money": (cycle(f"${1000 + 7 * k:,}" for k in range(40)), "holds, besides numbers, '$1,000', '$1,007'"),
+    "percent": (cycle(f"{k}%" for k in range(37)), "holds, besides numbers, '0%', '1%'"),
+    "money among numbers": (cycle([*map(str, range(30)), "$1,234"]), "'$1,234': write plain numbers there"),
+    "a dash for missing": (cycle([*map(str, range(30)), "-", "-", "-"]), "'-': --missing - reads it as missing"),
+    "unknown in a third": (
+        cycle([*map(str, range(30)), *["unknown"] * 15]),
+        "'unknown': --missing unknown reads it as missing",
+    ),
+    "a word in one cell": (["<5", *cycle(map(str, range(60)))[1:]], "'<5': write plain numbers there"),
     "money, all different": ([f"${1000 + 7 * k:,}" for k in range(N)], "!numbers except for '$1,000'"),
     "days that repeat": (cycle(["2024-03-01", "2024-03-02", "2024-03-03"]), "read as days since 1970"),
     "days, all different": (
@@ -195,14 +198,35 @@ def test_dates_are_days_in_every_format(kind, name, tmp_path):
 def test_a_target_of_numbers_and_words_is_refused(words, tmp_path):
     table(rent=[*words * 3, *np.round(np.linspace(300, 900, N - 3), 1)]).to_csv(tmp_path / "it.csv", index=False)
     line = refused("fit", tmp_path / "it.csv", "--target", "rent", "-o", tmp_path / "model")
-    assert f"the target 'rent' holds {words[0]!r} besides numbers; correct or clear these cells" in line
+    assert f"the target 'rent' holds, besides numbers, {words[0]!r}: " in line
+
+
+@pytest.mark.parametrize("name", ["it.csv", "it.parquet", "it.xlsx"])
+def test_words_that_stand_for_missing_values(name, tmp_path):
+    if name.endswith("xlsx"):
+        pytest.importorskip("openpyxl")
+    frame = table(size=cycle([*map(str, range(30)), "-", "unknown"]), town=cycle(["Ulm", "unknown", "Köln"]))
+    writer = {"xlsx": frame.to_excel, "parquet": frame.to_parquet, "csv": frame.to_csv}[name.split(".")[1]]
+    writer(tmp_path / name, index=False)
+    options = ("--missing", "-", "--missing", "unknown")
+    fitted = ok("fit", tmp_path / name, "--target", "y", "-o", tmp_path / "model", *options)
+    # Parquet has said that they are texts.
+    numeric = 1 if name.endswith("parquet") else 2
+    assert f"{numeric} numeric and {3 - numeric} categorical" in fitted.stdout
+    encode = load(tmp_path / "model").transformer_[0].named_transformers_["categories"]
+    assert "unknown" not in encode.categories_[-1].tolist()
+    # New tables are read in the same way.
+    assert "unseen" not in ok("predict", tmp_path / "model", tmp_path / name, "-o", tmp_path / "s.csv").stderr
 
 
 def test_notes_on_columns_are_the_same_for_a_quantity(tmp_path):
     columns = {"size": cycle([*map(str, range(30)), "-"]), "day": cycle(["2024-03-01", "2024-03-02"])}
     table(**columns, rent=np.linspace(300.5, 900, N)).to_csv(tmp_path / "it.csv", index=False)
     notes = ok("fit", tmp_path / "it.csv", "--target", "rent", "-o", tmp_path / "model").stderr
-    assert "'size' is treated as a category because it holds '-'" in notes and "'day' holds dates" in notes
+    assert (
+        "'size' is treated as a category because it holds, besides numbers, '-'" in notes
+        and "'day' holds dates" in notes
+    )
 
 
 def test_automatic_choices_keep_their_promise(tmp_path, monkeypatch):

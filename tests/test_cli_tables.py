@@ -267,14 +267,14 @@ def test_numbers_with_a_few_words_among_them_get_a_note(tmp_path):
         table.to_csv(tmp_path / "it.csv", index=False)
         notes = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stderr
         assert (
-            f"'lab' is treated as a category because it holds {found} besides numbers" in notes
+            f"'lab' is treated as a category because it holds, besides numbers, {found}: " in notes
             and "'code'" not in notes
         )
     table["lab"] = rng.normal(size=200).astype(str)
     table.loc[3, "lab"] = "<5"
     table.to_csv(tmp_path / "it.csv", index=False)
     refusal = refused("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model")
-    assert "holds 200 different texts in 200 rows, numbers except for '<5': correct or clear these cells" in refusal
+    assert "holds 200 different texts in 200 rows, numbers except for '<5': write plain numbers there" in refusal
 
 
 def test_spaces_around_labels_are_no_part_of_them(tmp_path):

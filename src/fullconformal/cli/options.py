@@ -27,6 +27,10 @@ sep_option = click.option(
     "--sep", default=None, metavar="MARK",
     help="What separates the columns of a text file, such as ';'; by default a comma, a tab for .tsv.",
 )  # fmt: skip
+absent_option = click.option(
+    "--missing", multiple=True, metavar="TEXT",
+    help="A text that stands for a missing value, such as '-' or unknown; can be repeated.",
+)  # fmt: skip
 missing_option = click.option("--drop-missing", is_flag=True, help="Leave out rows whose target is missing.")
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="The random seed.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")

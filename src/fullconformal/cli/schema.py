@@ -45,6 +45,8 @@ class Schema:
     left_out: list[str]
     # Those of the numbers that are written as dates.
     dates: list[str] = field(default_factory=list)
+    # What stands for a missing value, besides empty cells and the like.
+    missing: list[str] = field(default_factory=list)
 
     @property
     def columns(self) -> list[str]:
@@ -52,7 +54,14 @@ class Schema:
         return [*self.numbers, *self.categories]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, target: str, drop: Sequence[str] = (), categorical: Sequence[str] = ()) -> Schema:
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        target: str,
+        drop: Sequence[str] = (),
+        categorical: Sequence[str] = (),
+        missing: Sequence[str] = (),
+    ) -> Schema:
         """The schema of a training table, or a `TableError` that names the columns that cannot be used."""
         for option, names in (("--target", [target]), ("--drop", drop), ("--categorical", categorical)):
             for name in names:
@@ -72,10 +81,8 @@ class Schema:
                 dates.append(str(name))
             elif kind := unusable(column):
                 refused[str(name)] = kind
-                if words := listed(stray_words(column)):
-                    refused[str(name)] += (
-                        f", numbers except for {words}: correct or clear these cells if it is a quantity"
-                    )
+                if words := stray_words(column):
+                    refused[str(name)] += f", numbers except for {remedy(words)}"
             else:
                 categories.append(str(name))
         # All of them at once, so that one more try is enough.
@@ -86,7 +93,7 @@ class Schema:
             raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
             raise TableError(f"there is no column to predict from besides the target {target!r}.")
-        return cls(target, numbers, categories, left_out, dates)
+        return cls(target, numbers, categories, left_out, dates, list(missing))
 
     @classmethod
     def of_json(cls, values: Any) -> Schema:
@@ -236,6 +243,16 @@ def stray_words(column: pd.Series) -> list[str]:
     numbers = given.nunique() - words.nunique()
     quantity = numbers > MAX_CODES and (len(words) <= len(given) / 20 or words.nunique() <= 3)
     return [*sorted(words.unique()), *sorted(odd[marked].unique())] if quantity else []
+
+
+def remedy(words: Sequence[str]) -> str:
+    """Some of the words in a column of numbers, and what to do about them."""
+    few = listed(words, most=3)
+    absent = [word for word in words if not any(letter.isdigit() for letter in word)]
+    options = " ".join(f"--missing {shlex.quote(word)}" for word in absent[:3])
+    told = f"{options} reads {'it' if len(absent) == 1 else 'them'} as missing" if options else ""
+    plain = "write plain numbers there" if len(absent) < len(words) else ""
+    return f"{few}: {' and '.join(filter(None, [told, plain]))} if it is a quantity"
 
 
 def is_number(column: pd.Series) -> bool:

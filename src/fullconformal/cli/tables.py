@@ -17,7 +17,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from fullconformal.cli.printing import Printer, visible
-from fullconformal.cli.schema import Schema, TableError, check_name, listed, stray_words, stripped, unseen_categories
+from fullconformal.cli.schema import (
+    Schema,
+    TableError,
+    check_name,
+    listed,
+    remedy,
+    stray_words,
+    stripped,
+    unseen_categories,
+)
 from fullconformal.runtime.files import check_writable, finished_or_nothing
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "?"]
@@ -82,8 +91,13 @@ def is_tabbed(path: Path) -> bool:
     return any(suffix.lower() in (".tsv", ".tab") for suffix in path.suffixes[-2:])
 
 
-def read_table(path: Path | str, text: Sequence[str] = (), sep: str | None = None) -> pd.DataFrame:
-    """The rows of a Parquet, Excel or text file (which may be compressed: .gz, .zip, ...); columns in `text` are read as text."""
+def read_table(
+    path: Path | str, text: Sequence[str] = (), sep: str | None = None, missing: Sequence[str] = ()
+) -> pd.DataFrame:
+    """The rows of a Parquet, Excel or text file (which may be compressed: .gz, .zip, ...).
+
+    Columns in `text` are read as text; the words of `missing` are missing values.
+    """
     path = Path(path)
     if path.is_dir():
         raise TableError(f"{path} is a folder; give a CSV, TSV, Excel or Parquet file.")
@@ -92,17 +106,15 @@ def read_table(path: Path | str, text: Sequence[str] = (), sep: str | None = Non
     mark = "\t" if sep == "\\t" or (sep is None and is_tabbed(path)) else sep or ","
     if len(mark) != 1:
         raise TableError(f"--sep {sep!r} is not one character; give one, such as ';'.")
-    dtypes = dict.fromkeys(text, "str")
+    dtypes, absent = dict.fromkeys(text, "str"), [*MISSING, *missing]
     try:
         if is_parquet(path):
-            frame = pd.read_parquet(path)
+            frame = pd.read_parquet(path).replace(dict.fromkeys(missing, None))
         elif is_sheet(path):
-            frame = pd.read_excel(path, engine="openpyxl", dtype=dtypes, na_values=MISSING, keep_default_na=False)
+            frame = pd.read_excel(path, engine="openpyxl", dtype=dtypes, na_values=absent, keep_default_na=False)
         else:
             check_first_line(path, mark)
-            frame = pd.read_csv(
-                path, sep=mark, dtype=dtypes, na_values=MISSING, keep_default_na=False, low_memory=False
-            )
+            frame = pd.read_csv(path, sep=mark, dtype=dtypes, na_values=absent, keep_default_na=False, low_memory=False)
     except FileNotFoundError as error:
         raise TableError(f"{path}: there is no such file.") from error
     except ImportError as error:
@@ -203,6 +215,7 @@ class Asked:
     drop: tuple[str, ...]
     categorical: tuple[str, ...]
     sep: str | None
+    missing: tuple[str, ...]
     drop_missing: bool
     seed: int
 
@@ -210,19 +223,16 @@ class Asked:
 def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tuple[Schema, pd.DataFrame, Any]:
     """Schema, objects, and labels or numbers of a training table, with notes on how its columns were read."""
     target = asked.target
-    frame = read_table(asked.table, asked.categorical, asked.sep)
+    frame = read_table(asked.table, asked.categorical, asked.sep, asked.missing)
     frame = with_target(frame, target, "--target", asked.drop_missing, printer)
-    schema = Schema.of(frame, target, asked.drop, asked.categorical)
+    schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing)
     y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
         kind = "value" if quantity else "class"
         raise TableError(f"the target {target!r} has only one {kind}, {y.tolist()[0]!r}; there is nothing to predict.")
     for name in schema.categories:
         if name not in asked.categorical and (words := stray_words(frame[name])):
-            printer.note(
-                f"{name!r} is treated as a category because it holds {listed(words)} besides numbers; correct or clear "
-                "these cells if it is a quantity."
-            )
+            printer.note(f"{name!r} is treated as a category because it holds, besides numbers, {remedy(words)}.")
     for name in schema.dates:
         printer.note(
             f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
@@ -281,7 +291,7 @@ def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = (), sep
     # A regressor has none.
     classes = getattr(clf, "classes_", None)
     target = [] if classes is None or classes.dtype.kind in "biuf" else [schema.target]
-    return read_table(path, [*schema.categories, *target, *text], sep)
+    return read_table(path, [*schema.categories, *target, *text], sep, schema.missing)
 
 
 def marks(X: pd.DataFrame) -> npt.NDArray[np.uint32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fullconformal.cli.printing import Printer
-from fullconformal.cli.schema import MAX_CODES, TableError, is_number, is_quantity, listed, stray_words
+from fullconformal.cli.schema import MAX_CODES, TableError, is_number, is_quantity, remedy, stray_words
 from fullconformal.cli.tables import Asked, read_table
 
 
@@ -14,13 +14,13 @@ def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
     # A pipe can be read only once.
     if task != "auto" or not asked.table.is_file():
         return task == "regression"
-    target, frame = asked.target, read_table(asked.table, (), asked.sep)
+    target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing)
     if target not in frame.columns:
         return False
     if words := [] if is_number(frame[target]) else stray_words(frame[target]):
         raise TableError(
-            f"the target {target!r} holds {listed(words)} besides numbers; correct or clear these cells (--drop-missing leaves empty ones "
-            "out), or take it for classes (--task classification)."
+            f"the target {target!r} holds, besides numbers, {remedy(words)} (--drop-missing leaves rows without it out); --task "
+            "classification takes it for classes."
         )
     if not is_number(frame[target]):
         return False

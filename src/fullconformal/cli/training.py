@@ -32,14 +32,15 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @options.drop_option
 @options.categorical_option
 @options.sep_option
+@options.absent_option
 @options.missing_option
 @options.seed_option
 @options.quiet_option
 @options.json_option
 def fit(
     table: Path, target: str, out: Path, task: str, model: str, method: str, confidence: float, class_conditional: bool,
-    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
-    as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, missing: tuple[str, ...], drop_missing: bool, seed: int,
+    quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
     from fullconformal.cli import tables
@@ -50,7 +51,7 @@ def fit(
     tables.check_output(out, table)
     model = checked_model(model)
     printer = Printer(quiet, as_json)
-    asked = tables.Asked(table, target, drop, categorical, sep, drop_missing, seed)
+    asked = tables.Asked(table, target, drop, categorical, sep, missing, drop_missing, seed)
     if is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
@@ -117,14 +118,15 @@ def fit(
 @options.drop_option
 @options.categorical_option
 @options.sep_option
+@options.absent_option
 @options.missing_option
 @options.seed_option
 @options.quiet_option
 @options.json_option
 def compare(
     table: Path, target: str | None, out: Path | None, task: str, model: str, confidence: tuple[float, ...], test_size: float,
-    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, drop_missing: bool, seed: int, quiet: bool,
-    as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, missing: tuple[str, ...], drop_missing: bool, seed: int,
+    quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit full CP and other methods to one part of TABLE (CSV, TSV, Excel or Parquet), and measure their sets on the rest.
 
@@ -142,7 +144,7 @@ def compare(
     digits = str(table) == "digits" and not table.exists()
     if target is None and not digits:
         raise ValueError("name the column to predict: --target COLUMN")
-    asked = tables.Asked(table, target or "", drop, categorical, sep, drop_missing, seed)
+    asked = tables.Asked(table, target or "", drop, categorical, sep, missing, drop_missing, seed)
     if not digits and is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
