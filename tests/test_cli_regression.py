@@ -40,7 +40,7 @@ def test_fit_says_that_it_makes_a_regressor(folder):
     for words in (
         "a quantity: a regression",
         "--task classification",
-        "method split CP; exact: ",
+        "method full CP (exact, studentized); exact: ",
         "400 rows",
         "next: fullconformal predict",
     ):
@@ -78,7 +78,7 @@ def test_predict_needs_no_target_and_prints_json(folder):
 def test_inspect_describes_the_regressor(folder):
     result = run("inspect", folder / "rent.safetensors")
     assert result.exit_code == 0, result.output
-    for words in ("SplitConformalRegressor", "Ridge", "exact", "area, floor", "rent"):
+    for words in ("FullConformalRegressor", "Ridge", "exact", "area, floor", "rent"):
         assert words in result.output
     assert json.loads(run("inspect", folder / "rent.safetensors", "--json").stdout)["table"]["target"] == "rent"
 
@@ -128,7 +128,7 @@ def test_a_network_and_bad_options(folder, tmp_path):
     result = run("fit", table, "--target", "rent", "-o", out, "--model", "my.module:net")
     assert result.exit_code == 2 and "lr (ridge regression) or network" in result.output
     result = run("fit", table, "--target", "rent", "-o", out, "--method", "influence")
-    assert result.exit_code == 2 and "split (auto takes it) or exact (full CP" in result.output
+    assert result.exit_code == 2 and "give auto, split, or exact (full CP" in result.output
     result = run("fit", table, "--target", "rent", "-o", out, "--method", "exact")
     assert result.exit_code == 0 and "method full CP" in result.output
     assert "FullConformalRegressor" in run("inspect", out).output

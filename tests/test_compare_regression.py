@@ -7,6 +7,8 @@ from sklearn.datasets import load_diabetes
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
 from fullconformal import (
     ConformalWarning,
@@ -118,3 +120,19 @@ def test_bad_input_is_named():
         compare({"a": split}, X, Y[:5], X, Y)
     with pytest.raises(ValueError, match="NaN or infinite"):
         compare({"a": split}, X, Y, X[:2], [1.0, np.nan])
+
+
+def test_words_behind_an_encoder_have_a_difficulty_too():
+    """The neighbours whose errors say how hard an object is are found among encoded objects."""
+    rng = np.random.default_rng(0)
+    words = rng.choice(["calm", "wild"], 400)
+    X = np.column_stack([words, rng.choice(["a", "b"], 400)]).astype(object)
+    y = rng.normal(size=400) * np.where(words == "wild", 5.0, 0.5)
+    reg = SplitConformalRegressor(
+        make_pipeline(OneHotEncoder(), Ridge()), conformity_score="normalized", random_state=0
+    )
+    low, high = (
+        reg.set_params(estimator__onehotencoder__sparse_output=False).fit(X[:300], y[:300]).predict_interval(X[300:]).T
+    )
+    wild = words[300:] == "wild"
+    assert (high - low)[wild].min() > (high - low)[~wild].max()

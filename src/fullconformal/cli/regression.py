@@ -40,10 +40,10 @@ def make_regressor(model: str, schema: Schema, seed: int) -> Any:
 
 
 def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, printer: Printer) -> None:
-    """Fit a conformal regressor to all rows of a table and save it: split CP, or full CP where that was asked for."""
+    """Fit a conformal regressor to all rows of a table and save it: full CP of a ridge regression, or split CP."""
     if method not in ("auto", "split", "exact"):
         raise ValueError(
-            f"--method {method} is for classes; for a quantity give split (auto takes it) or exact (full CP, of --model lr)."
+            f"--method {method} is for classes; for a quantity give auto, split, or exact (full CP, of --model lr)."
         )
     schema, X, y = tables.read_training(asked, printer, quantity=True)
     table, target, seed = asked.table, asked.target, asked.seed
@@ -57,7 +57,9 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
     from fullconformal import FullConformalRegressor, SplitConformalRegressor
     from fullconformal.estimators.saving import save
 
-    kind = FullConformalRegressor if method == "exact" else SplitConformalRegressor
+    # Full CP takes milliseconds an object where the table is not huge: a table as large is predicted in minutes.
+    full = method == "exact" or (method == "auto" and model == "lr" and len(y) <= 50_000)
+    kind = FullConformalRegressor if full else SplitConformalRegressor
     reg = kind(make_regressor(model, schema, seed), confidence_level=confidence, random_state=seed)
     start = time.perf_counter()
     with printer.warnings_as_notes() as warned:

@@ -70,8 +70,10 @@ def fit(
 
     estimator = make_pipeline(model, schema, X, y, seed)
     chosen, reasons = method_options(model, method, estimator, X, y)
-    name = chosen.pop("method")
-    kind: Any = SplitConformalClassifier if name == "split" else partial(FullConformalClassifier, method=name)
+    asked_method = chosen.pop("method")
+    kind: Any = (
+        SplitConformalClassifier if asked_method == "split" else partial(FullConformalClassifier, method=asked_method)
+    )
     clf = kind(
         estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=seed,
         verbose=printer.verbose, **chosen,
@@ -82,8 +84,11 @@ def fit(
         warnings.simplefilter("ignore", ConformalWarning)
         clf.fit(X, y)
     seconds = time.perf_counter() - start
-    name = getattr(clf, "method_", name)
-    printer.say(f"method {name}: {'; '.join(reasons)}" if reasons else f"method {name}")
+    name = getattr(clf, "method_", asked_method)
+    # An automatic choice is said by the predictor, before it is fitted.
+    said = "; ".join(reasons)
+    if asked_method != "auto" or said:
+        printer.say(said if asked_method == "auto" else f"method {name}: {said}" if said else f"method {name}")
     printer.say(f"guarantee {clf.guarantee_}")
     factory = None if model in MODELS else model
     problems = [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]
@@ -99,9 +104,7 @@ def fit(
     if problems:
         for text in problems:
             printer.note(text)
-        printer.note(
-            f"`fullconformal compare {table} --target {shlex.quote(target)}` measures the coverage on held-out rows."
-        )
+        printer.note(f"`fullconformal compare {shlex.join(words_of(asked))}` measures the coverage on held-out rows.")
     printer.say(f"\nnext: fullconformal predict {out} NEW.csv -o sets.csv{f' --model {model}' if factory else ''}")
 
 
@@ -196,6 +199,14 @@ def compare_classifiers(
         )  # fmt: skip
 
 
+def words_of(asked: Any) -> list[str]:
+    """What was asked of a training table, as it is typed."""
+    words = [str(asked.table), "--target", asked.target, *(["--sep", asked.sep] if asked.sep else [])]
+    for option, names in (("--drop", asked.drop), ("--categorical", asked.categorical), ("--missing", asked.missing)):
+        words += [word for name in names for word in (option, name)]
+    return words + ["--drop-missing"] * asked.drop_missing
+
+
 def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:
     """Training and test objects, training and test labels, drawn at random."""
     from sklearn.model_selection import train_test_split
@@ -271,10 +282,7 @@ def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> t
             return {"method": "symmetric"}, ["its sets are exactly valid"]
         slow = f"full CP (--method symmetric) would take about {seconds / 60:,.0f} minutes for a table of this size"
         return {"method": "split"}, [f"its sets are exactly valid; {slow}"]
-    if model == "forest":
-        return {"method": method}, ["from one fit; its coverage is measured, not proved"]
-    if model == "boosting":
-        # Boosted trees have neither a convex fit nor points left out: full CP takes a training for each fold.
+    if model in ("forest", "boosting"):
         return {"method": method}, []
     epochs = min(200, max(20, 1_000_000 // n))
     options, reasons = {"method": method, "max_epochs": epochs}, [f"{epochs} epochs of training"]

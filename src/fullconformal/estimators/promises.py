@@ -9,6 +9,8 @@ from fullconformal.diagnostics import Diagnostics
 from fullconformal.methods.base import ConformalWarning, Fitted
 from fullconformal.models.transformers import is_fixed, needs_labels, parts
 
+REMEDY = "transformers='bag' fits them with each object, and the sets are exact"
+
 
 def caveat(head: str | None, transformers: Any) -> str:
     """Why sets of an exact method are only approximately valid, of a network's head or behind fixed transformers; empty where they are."""
@@ -26,8 +28,7 @@ def caveat(head: str | None, transformers: Any) -> str:
             "transformers='bag', or fit it on other data (prefit=True)"
         )
     return (
-        "the transformers were fitted to the training objects only, so the sets are only approximately valid; transformers='bag' "
-        "fits them with each object, and the sets are exact"
+        f"the transformers were fitted to the training objects only, so the sets are only approximately valid; {REMEDY}"
     )
 
 
@@ -50,7 +51,8 @@ def notes(fitted: Fitted, caveat: str, diagnosed: Diagnostics | None) -> list[st
         kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
         return [f"! {sentence(caveat)}" if caveat else kept]
     if diagnosed is None:
-        warned = filter(None, [*fitted.warnings, caveat])
+        # Of an approximation they are not all that is lacking.
+        warned = filter(None, [*fitted.warnings, "" if caveat.endswith(REMEDY) else caveat])
         reason = f"The p-values are approximate: {fitted.guarantee.reason}."
         return [*(f"! {sentence(text)}" for text in warned), reason]
     facts = f"influence functions on {diagnosed.n_points:,} points and {diagnosed.n_parameters:,} parameters."

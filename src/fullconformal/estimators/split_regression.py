@@ -32,6 +32,7 @@ from fullconformal.estimators.validation import (
 )
 from fullconformal.guarantees import EXACT, Guarantee
 from fullconformal.methods.outputs import predictions
+from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import savable
 
 SCORES = ("absolute", "normalized", "cqr")
@@ -186,7 +187,11 @@ class SplitConformalRegressor(HeldOutRegressor):
         for some, others in KFold(5, shuffle=True, random_state=fit.config.seed).split(train):
             model = fit.fit_to(train[some])
             errors[train[others]] = np.abs(fit.y[train[others]] - predictions(model, fit.at(train[others]))[0])
-        near = make_pipeline(StandardScaler(), KNeighborsRegressor(min(25, len(train))))
+        # The distance of objects that the estimator encodes is that of their codes.
+        encode = split_pipeline(self.estimator)[0]
+        near = make_pipeline(
+            *([] if encode is None else [clone(encode)]), StandardScaler(), KNeighborsRegressor(min(25, len(train)))
+        )
         difficulty = fit.fit_to(train, near if self.difficulty is None else self.difficulty, errors)
         return NormalizedBands(fit.fit_to(train), difficulty, self.beta * float(errors[train].mean()))
 
