@@ -275,7 +275,7 @@ def test_bytes_are_no_labels():
 @pytest.mark.parametrize("kind", [FullConformalClassifier, SplitConformalClassifier])
 def test_columns_of_words_are_named(kind):
     table = pd.DataFrame(X, columns=list("abcd")).assign(metal=pd.Categorical(["Cu", "Zn"] * 20), note="text")
-    with pytest.raises(ValueError, match=r"X has columns that are no numbers: 'metal', 'note'\. .*OneHotEncoder"):
+    with pytest.raises(ValueError, match=r"X has columns that are not numbers: 'metal', 'note'\. .*OneHotEncoder"):
         kind().fit(table, Y)
 
 
@@ -585,7 +585,7 @@ def test_probabilities_that_are_no_numbers_are_told_of(make, labels):
     clf = make(random_state=0).fit(X / 10, labels)
     with pytest.raises(ValueError, match=r"object 1 of those to be predicted"):
         clf.predict_epsilon(far)
-    with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* are no numbers"):
+    with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* contain NaN"):
         clf.predict_proba(far)
 
 

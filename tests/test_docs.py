@@ -87,6 +87,8 @@ def run(command):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_page_runs(page, tmp_path, monkeypatch):
+    for peer in re.findall(r"^ +from (mapie|crepes)", page.read_text(encoding="utf-8"), re.M):
+        pytest.importorskip(peer)
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")

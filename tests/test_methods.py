@@ -371,7 +371,7 @@ def test_guarantees_are_not_claimed_where_they_are_lost():
         clf = FullConformalClassifier(mlp(4, (3,), 2), head="auto", prefit=True).fit(X, y)
         FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y)
     assert "exactly valid, whatever" in str(clf.diagnose())
-    with pytest.raises(ValueError, match="prefit=True cannot be had"):
+    with pytest.raises(ValueError, match="prefit=True cannot be combined"):
         FullConformalClassifier(mlp(4, (3,), 2), method="exact", prefit=True).fit(X, y)
     for estimator in (LogisticRegression(class_weight="balanced"), LogisticRegression(solver="liblinear")):
         with pytest.raises(ValueError, match=r"class_weight|liblinear"):

@@ -216,7 +216,7 @@ def test_the_method_as_an_object_and_by_name():
             r"estimator=DecisionTreeClassifier is none; give a random forest",
         ),
         (None, {"method": "oob"}, r"estimator=None is none"),
-        (RandomForestClassifier(), {"prefit": True}, r"prefit=True cannot be had"),
+        (RandomForestClassifier(), {"prefit": True}, r"prefit=True cannot be combined"),
         (RandomForestClassifier(), {"l2": 0.1}, r"l2=0.1 was given"),
         (RandomForestClassifier(5), {"scheme": "ordinary"}, r"use scheme='deleted'"),
         (RandomForestClassifier(5), {"method": "influence"}, r"cannot be wrapped"),

@@ -230,7 +230,7 @@ def test_options_that_do_not_go_with_a_stream(options, y, message):
 
 def test_other_refusals():
     X, y, Xt, _ = data()
-    with pytest.raises(ValueError, match="one output a class"):
+    with pytest.raises(ValueError, match="one output per class"):
         FullConformalClassifier(linear(6, 2).double(), prefit=True, curvature="last_layer_kron", device="cpu").fit(
             X, y % 2
         )

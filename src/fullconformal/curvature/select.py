@@ -21,7 +21,7 @@ LAYERS = ("kfac", "ekfac")
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a curvature would take: bytes and seconds, or why it cannot be had."""
+    """What a curvature would take: bytes and seconds, or why it is not possible."""
 
     name: str
     memory: int
@@ -135,7 +135,7 @@ def too_large(asked: str, seen: list[Estimate], memory: int, p: int) -> str:
     )  # fmt: skip
     parts = [f"{head}, memory_budget is {_size(memory)}"]
     if rest:
-        parts.append("too large, or not to be had: " + "; ".join(map(str, rest)))
+        parts.append("too large, or not possible: " + "; ".join(map(str, rest)))
     if fitting:
         parts.append("what fits: " + "; ".join(map(str, fitting)))
     most = int((memory / 24) ** 0.5)

@@ -156,7 +156,7 @@ def check_rows(X: Any, width: int) -> None:
 
 
 def check_columns(X: Any) -> None:
-    """Raise where a DataFrame, which no Pipeline encodes, has columns that are no numbers; or an array holds dates."""
+    """Raise where a DataFrame, which no Pipeline encodes, has columns that are not numbers; or an array holds dates."""
     if getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
         raise ValueError(
             f"X holds dates or times ({X.dtype}); give numbers, for instance X.astype('int64') or days since the first."
@@ -172,7 +172,7 @@ def check_columns(X: Any) -> None:
                 words.append(repr(name))
     if words:
         raise ValueError(
-            f"X has columns that are no numbers: {', '.join(words)}. Leave them out, or encode them in a Pipeline: "
+            f"X has columns that are not numbers: {', '.join(words)}. Leave them out, or encode them in a Pipeline: "
             "make_pipeline(make_column_transformer((OneHotEncoder(), columns), remainder='passthrough'), model)."
         )
 

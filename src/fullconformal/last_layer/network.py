@@ -139,7 +139,7 @@ class Head:
         assert isinstance(layer, nn.Linear)
         if is_zero_first(layer):
             raise ValueError(
-                "curvature='last_layer_kron' needs a last layer with one output a class; a logistic regression of two classes has "
+                "curvature='last_layer_kron' needs a last layer with one output per class; a logistic regression of two classes has "
                 "a single one, for which curvature='ggn' is exact and as cheap."
             )
         return cls(Backbone(network, name), name, layer, x.device, x.dtype, tuple(x.shape[1:]))

@@ -127,7 +127,7 @@ def span_of(X: Any, penalty: FloatArray | None = None) -> Span | None:
 
 
 def check_objects(X: Any, coordinates: FloatArray) -> None:
-    """Raise where coordinates (m, ...) of objects X (m, d) are no numbers."""
+    """Raise where coordinates (m, ...) of objects X (m, d) contain NaN."""
     odd = ~np.isfinite(coordinates).all(axis=1)
     if odd.any():
         row = int(odd.argmax())

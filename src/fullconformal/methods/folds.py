@@ -276,7 +276,7 @@ class Folds(Method):
         )  # fmt: skip
 
     def _check(self, bag: Bag, config: Config) -> None:
-        """Raise, before any training, where the method cannot be had."""
+        """Raise, before any training, where the method is not possible."""
         n, final = len(bag.y), split_pipeline(self.model)[1]
         check_trainings(self.folds, n, config)
         if self.update == "none":

@@ -65,7 +65,7 @@ def check_forest(model: Any, prefit: bool = False) -> None:
     """Raise where there are no out-of-bag points."""
     if prefit:
         raise ValueError(
-            "method='oob' needs to know which points each tree drew, so prefit=True cannot be had with it; it is one fit."
+            "method='oob' needs to know which points each tree drew, so prefit=True cannot be combined with it; it is one fit."
         )
     if isinstance(model, ENSEMBLES) and not model.bootstrap:
         raise ValueError(

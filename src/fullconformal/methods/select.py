@@ -94,7 +94,7 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     if asked == "exact":
         if config.prefit:
             raise ValueError(
-                "method='exact' trains the model anew for every bag, so prefit=True cannot be had with it."
+                "method='exact' trains the model anew for every bag, so prefit=True cannot be combined with it."
             )
         return Selection(Refit(model), f"{kind} has no faster way to exact scores than refits")
     if asked == "symmetric" and not convex:
@@ -149,7 +149,7 @@ def select_regression(
         else why_not_exact(model)
     )
     if asked == "exact" and reason:
-        raise ValueError(f"method='exact' cannot be had: {reason}. Take method='folds'.")
+        raise ValueError(f"method='exact' is not possible here: {reason}. Take method='folds'.")
     if asked == "folds" or reason:
         found = f"{kind} is trained without each of {config.folds} folds, so that no point is scored by a model that has seen it"
         found = f"{found} ({reason})" if asked == "auto" and (whole or is_usually_exact(model)) else found

@@ -79,7 +79,7 @@ def finite_rows(log_proba: FloatArray, what: str = "to be predicted") -> FloatAr
     if np.isnan(log_proba.sum()):
         row = int(np.isnan(log_proba).any(1).argmax())
         raise ValueError(
-            f"the model's probabilities of object {row} of those {what} (counted from 0) are no numbers; leave it out, or clip it."
+            f"the model's probabilities of object {row} of those {what} (counted from 0) contain NaN; leave it out, or clip it."
         )
     return log_proba
 
