@@ -15,21 +15,51 @@ from fullconformal.cli.printing import Printer
 from fullconformal.cli.schema import Schema, as_words, listed
 from fullconformal.cli.tables import read_new, read_table, warnings_of, with_target
 from fullconformal.metrics.estimates import wilson
-from fullconformal.sets import as_labels
+from fullconformal.sets import as_labels, prediction_sets
+
+# Of the table that `predict` prints: by heading, the fact and how it is written.
+SETS = {"mean set size": ("mean_size", "{:.2f}"), "one label": ("one_label", "{:.1%}"), "empty": ("empty", "{:.1%}")}
+WIDTHS = {
+    "mean width": ("mean_width", "{:.4g}"),
+    "median width": ("median_width", "{:.4g}"),
+    "infinite": ("infinite", "{:.1%}"),
+}
 
 
-def as_frame(
-    kept: pd.DataFrame, classes: Any, point: Any, p: np.ndarray, sets: np.ndarray, levels: list[float], lists: bool
-) -> pd.DataFrame:
-    """The table to write: kept columns, point predictions, sets (m, C, L) as lists or joined by |, p-values (m, C)."""
-    # As objects, numbers are written with all their digits.
-    columns: dict[str, Any] = dict((kept if lists else kept.astype(object)).items())
-    columns["prediction"] = point
+def as_columns(
+    classes: Any, point: Any, p: np.ndarray, sets: np.ndarray, levels: list[float], lists: bool
+) -> dict[str, Any]:
+    """The columns to write: point predictions, sets (m, C, L) as lists or joined by |, p-values (m, C)."""
+    columns = {"prediction": point}
     for k, level in enumerate(levels):
         labels = as_labels(sets[:, :, k], classes)
         columns[f"set_{level:g}"] = [row.tolist() if lists else "|".join(map(str, row)) for row in labels]
-    columns |= {f"p_{label}": p[:, c] for c, label in enumerate(classes)}
-    return pd.DataFrame(columns)
+    return columns | {f"p_{label}": p[:, c] for c, label in enumerate(classes)}
+
+
+def predicted(
+    clf: Any,
+    X: Any,
+    levels: list[float],
+    frame: pd.DataFrame,
+    target: str,
+    never_empty: bool,
+    lists: bool,
+    printer: Printer,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The columns to write, sets and p-values, and the facts to print."""
+    joined = [str(label) for label in clf.classes_ if "|" in str(label)]
+    if joined and not lists:
+        printer.note(
+            f"sets are labels joined by |, and {listed(joined)} contains it; -o sets.parquet keeps them apart."
+        )
+    # Warns if there are too few training points for a level, which the p-values of all rows do not.
+    clf.warn_unreachable(np.asarray(levels))
+    p, point = clf.predict_epsilon(X), clf.predict(X)
+    proba = clf.predict_proba(X) if never_empty else None
+    sets = prediction_sets(p, levels, allow_empty=not never_empty, proba=proba)
+    columns = as_columns(clf.classes_, point, p, sets, levels, lists)
+    return columns, measure(sets, levels, *true_labels(frame, target, clf.classes_, printer))
 
 
 def true_labels(
@@ -71,28 +101,22 @@ def coverage_of(covered: Any) -> dict[str, Any]:
     return {"coverage": float(covered.mean()), "coverage_low": low, "coverage_high": high, "labelled_rows": m}
 
 
-def coverage_text(fact: dict[str, Any]) -> str:
-    """A coverage and its interval."""
-    return f"{fact['coverage']:.1%} ({fact['coverage_low']:.1%} to {fact['coverage_high']:.1%})"
-
-
 def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
-    """Print the facts as a table."""
+    """Print the facts about sets, or about intervals, as a table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    heads, kind = (SETS, "sets") if "mean_size" in facts[0] else (WIDTHS, "intervals")
     covered = "coverage" in facts[0]
-    for head in ("confidence", "mean set size", "one label", "empty", *["coverage"] * covered):
+    for head in ("confidence", *heads, *["coverage"] * covered):
         table.add_column(head, justify="right", no_wrap=True)
     for fact in facts:
-        cells = [f"{fact['confidence_level']:.4g}", f"{fact['mean_size']:.2f}"]
-        cells += [f"{fact[share]:.1%}" for share in ("one_label", "empty")]
-        if covered:
-            cells.append(coverage_text(fact))
-        table.add_row(*cells)
+        known = ((fact[key], form) for key, form in heads.values())
+        cells = ["–" if value is None else form.format(value) for value, form in known]
+        told = "{coverage:.1%} ({coverage_low:.1%} to {coverage_high:.1%})".format(**fact) if covered else ""
+        table.add_row(f"{fact['confidence_level']:.4g}", *cells, *[told] * covered)
     printer.say(table)
     if covered:
-        printer.say(
-            f"\ncoverage: share of the sets that hold {target!r}, of {facts[0]['labelled_rows']:,} labelled rows, and its 95% interval"
-        )
+        rows = f"{facts[0]['labelled_rows']:,} labelled rows"
+        printer.say(f"\ncoverage: share of the {kind} that hold {target!r}, of {rows}, and its 95% interval")
 
 
 def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
@@ -103,12 +127,14 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "predictor": type(clf).__name__,
         "guarantee": clf.guarantee_.word,
-        "model": "logistic regression (built-in)" if final is None else " ".join(repr(final).split()),
+        "model": "built-in regression" if final is None else " ".join(repr(final).split()),
         "confidence_level": clf.confidence_level,
-        "class_conditional": bool(clf.class_conditional),
-        "classes": [str(label) for label in clf.classes_],
+        "class_conditional": bool(getattr(clf, "class_conditional", False)),
+        "classes": [str(label) for label in getattr(clf, "classes_", [])],
     }
-    if hasattr(clf, "method_"):
+    if not facts["classes"]:
+        facts |= {"method": f"{clf.display_name}; guarantee {clf.guarantee_.word}", "points": clf.n_samples_fit_}
+    elif hasattr(clf, "method_"):
         facts |= {"method": f"{clf.method_}, {clf.scheme}", "points": clf.n_samples_fit_}
         try:
             diagnostics = clf.diagnose()

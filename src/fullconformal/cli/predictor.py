@@ -33,49 +33,38 @@ def predict(
     label. Of a regressor: the prediction, and the lower and upper end of the interval at each level. If TABLE has the column to predict,
     the coverage is printed.
     """
-    import numpy as np
-
     from fullconformal.cli import outputs, tables
     from fullconformal.cli.printing import Printer
-    from fullconformal.cli.schema import check_name, listed
+    from fullconformal.cli.schema import check_name
     from fullconformal.cli.task import is_regressor
-    from fullconformal.sets import prediction_sets
 
     tables.check_output(out, predictor, table)
     tables.check_format(out, *tables.TABLES)
-    printer = Printer(quiet, as_json, out)
+    printer, lists = Printer(quiet, as_json, out), tables.is_parquet(out)
     clf, schema, notes = tables.load_with_schema(predictor, model)
-    if is_regressor(clf):
-        from fullconformal.cli import regression
-
-        regression.predict(clf, schema, notes, table, out, confidence, keep, sep, printer)
-        return
     # In CSV files, columns that are copied are kept as they are written.
-    copied = [] if tables.is_parquet(out) else [name for name in keep if name not in schema.numbers]
-    frame = tables.read_new(table, clf, schema, copied, sep)
+    frame = tables.read_new(
+        table, clf, schema, [] if lists else [name for name in keep if name not in schema.numbers], sep
+    )
     for name in keep:
         check_name(frame, name, "--keep")
     tables.repeat_warnings(notes, printer)
     X = tables.objects_of(frame, clf, schema, notes, printer)
-    joined = [str(label) for label in clf.classes_ if "|" in str(label)]
-    if joined and not tables.is_parquet(out):
-        printer.note(
-            f"sets are labels joined by |, and {listed(joined)} contains it; -o sets.parquet keeps them apart."
-        )
     levels = sorted(set(confidence)) or [clf.confidence_level]
-    with printer.warnings_as_notes():
-        if class_conditional:
-            clf.set_params(class_conditional=True)
-        # Warns if there are too few training points for a level, which the p-values of all rows do not.
-        clf.warn_unreachable(np.asarray(levels))
+    if "verbose" in clf.get_params(deep=False):
         clf.set_params(verbose=printer.verbose)
-        p = clf.predict_epsilon(X)
-        point = clf.predict(X)
-        proba = clf.predict_proba(X) if never_empty else None
-    sets = prediction_sets(p, levels, allow_empty=not never_empty, proba=proba)
-    facts = outputs.measure(sets, levels, *outputs.true_labels(frame, schema.target, clf.classes_, printer))
-    written = outputs.as_frame(frame[list(keep)], clf.classes_, point, p, sets, levels, tables.is_parquet(out))
-    tables.write_table(written, out, printer)
+    with printer.warnings_as_notes():
+        if is_regressor(clf):
+            from fullconformal.cli import regression
+
+            columns, facts = regression.predicted(clf, X, levels, frame, schema.target)
+        else:
+            if class_conditional:
+                clf.set_params(class_conditional=True)
+            columns, facts = outputs.predicted(clf, X, levels, frame, schema.target, never_empty, lists, printer)
+    # As objects, numbers are written with all their digits.
+    kept = frame[list(keep)] if lists else frame[list(keep)].astype(object)
+    tables.write_table(kept.assign(**columns), out, printer)
     told = {"guarantee": clf.guarantee_.word, "warnings": tables.warnings_of(notes)}
     printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})
     outputs.show(printer, facts, schema.target)
@@ -92,15 +81,9 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     from fullconformal.cli import outputs, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import listed
-    from fullconformal.cli.task import is_regressor
 
     clf, notes = tables.load_predictor(predictor, model)
-    if is_regressor(clf):
-        from fullconformal.cli import regression
-
-        facts = regression.facts_of(clf, notes)
-    else:
-        facts = outputs.facts_of(clf, notes)
+    facts = outputs.facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
     printer = Printer(False, as_json)
     printer.json(facts)

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from rich import box
-from rich.table import Table
 
 from fullconformal.cli import tables
-from fullconformal.cli.outputs import coverage_of, coverage_text
+from fullconformal.cli.outputs import coverage_of
 from fullconformal.cli.printing import Printer
-from fullconformal.cli.schema import Schema, check_name, encoder
+from fullconformal.cli.schema import Schema, encoder
 from fullconformal.cli.tables import Asked
 
 FloatArray = npt.NDArray[np.float64]
@@ -77,39 +75,15 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
     printer.say(f"\nnext: fullconformal predict {out} NEW.csv -o intervals.csv")
 
 
-def predict(
-    reg: Any,
-    schema: Schema,
-    notes: dict[str, Any],
-    table: Path,
-    out: Path,
-    confidence: tuple[float, ...],
-    keep: tuple[str, ...],
-    sep: str | None,
-    printer: Printer,
-) -> None:
-    """Write prediction, lower and upper end at each level for the rows of a table."""
-    copied = [] if tables.is_parquet(out) else [name for name in keep if name not in schema.numbers]
-    frame = tables.read_new(table, reg, schema, copied, sep)
-    for name in keep:
-        check_name(frame, name, "--keep")
-    tables.repeat_warnings(notes, printer)
-    X = tables.objects_of(frame, reg, schema, notes, printer)
-    levels = sorted(set(confidence)) or [reg.confidence_level]
-    with printer.warnings_as_notes():
-        ends, point = reg.predict_interval(X, levels), reg.predict(X)
-    kept = frame[list(keep)]
-    columns: dict[str, Any] = dict((kept if tables.is_parquet(out) else kept.astype(object)).items())
-    columns["prediction"] = point
+def predicted(
+    reg: Any, X: Any, levels: list[float], frame: pd.DataFrame, target: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The columns to write, prediction and lower and upper end at each level, and the facts to print."""
+    ends = reg.predict_interval(X, levels)
+    columns = {"prediction": reg.predict(X)}
     for k, level in enumerate(levels):
         columns |= {f"lower_{level:g}": ends[:, 0, k], f"upper_{level:g}": ends[:, 1, k]}
-    facts = measure(ends, levels, truth(frame, schema.target))
-    tables.write_table(pd.DataFrame(columns), out, printer)
-    told = {"guarantee": reg.guarantee_.word, "warnings": tables.warnings_of(notes)}
-    printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})
-    show(printer, facts, schema.target)
-    if not printer.to_stderr:
-        printer.say(f"{len(frame):,} rows in {out}")
+    return columns, measure(ends, levels, truth(frame, target))
 
 
 def truth(frame: pd.DataFrame, target: str) -> FloatArray:
@@ -134,47 +108,6 @@ def measure(ends: FloatArray, levels: list[float], y: FloatArray) -> list[dict[s
             fact |= coverage_of((at[known, 0] <= y[known]) & (y[known] <= at[known, 1]))
         facts.append(fact)
     return facts
-
-
-def show(printer: Printer, facts: list[dict[str, Any]], target: str) -> None:
-    """Print the facts as a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    covered = "coverage" in facts[0]
-    for head in ("confidence", "mean width", "median width", "infinite", *["coverage"] * covered):
-        table.add_column(head, justify="right", no_wrap=True)
-    for fact in facts:
-        widths = [fact["mean_width"], fact["median_width"]]
-        cells = [f"{fact['confidence_level']:.4g}", *("–" if width is None else f"{width:.4g}" for width in widths)]
-        cells.append(f"{fact['infinite']:.1%}")
-        if covered:
-            cells.append(coverage_text(fact))
-        table.add_row(*cells)
-    printer.say(table)
-    if covered:
-        rows = facts[0]["labelled_rows"]
-        printer.say(
-            f"\ncoverage: share of the intervals that hold {target!r}, of {rows:,} rows where it is known, and its 95% interval"
-        )
-
-
-def facts_of(reg: Any, notes: dict[str, Any]) -> dict[str, Any]:
-    """What is known about a regressor, as JSON."""
-    from fullconformal.models.requirements import split_pipeline
-
-    final = split_pipeline(reg.estimator)[1]
-    facts: dict[str, Any] = {
-        "predictor": type(reg).__name__,
-        "model": "ridge regression (built-in)" if final is None else " ".join(repr(final).split()),
-        "confidence_level": reg.confidence_level,
-        "class_conditional": False,
-        "classes": [],
-        "method": f"{reg.display_name}; guarantee {reg.guarantee_.word}",
-        "points": reg.n_samples_fit_,
-    }
-    facts["warnings"] = tables.warnings_of(notes)
-    # Notes are the file's own words.
-    kinds = {"table": dict, "source": str}
-    return facts | {key: notes[key] for key, kind in kinds.items() if isinstance(notes.get(key), kind)}
 
 
 def compare(asked: Asked, model: str, confidence: tuple[float, ...], test_size: float, printer: Printer) -> Any:
