@@ -87,9 +87,9 @@ class Explodes(nn.Module):
         ({"estimator": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d in training mode"),
         ({"estimator": Explodes(5)}, r"logits of shape \(batch, 3\)"),
         ({"estimator": nn.Linear(7, 3)}, "estimator does not take X of shape"),
-        ({"estimator": LogisticRegression(class_weight="balanced")}, "class_weight='balanced'"),
-        ({"estimator": LogisticRegression(l1_ratio=1.0, solver="saga")}, "L1 penalty"),
-        ({"estimator": LogisticRegression(solver="liblinear")}, "penalises the intercept"),
+        ({"estimator": LogisticRegression(class_weight="balanced"), "method": "symmetric"}, "class_weight='balanced'"),
+        ({"estimator": LogisticRegression(l1_ratio=1.0, solver="saga"), "method": "symmetric"}, "L1 penalty"),
+        ({"estimator": LogisticRegression(solver="liblinear"), "method": "symmetric"}, "penalises the intercept"),
         ({"estimator": LogisticRegression(), "l2": 0.1}, "brings its own penalty"),
         ({"estimator": LogisticRegression(), "prefit": True}, "is not fitted"),
     ],
@@ -130,10 +130,10 @@ def test_no_epochs_leave_the_fit_to_the_polish():
     assert clf.diagnose().gradient <= 1e-5 * len(Y)  # of the sum, where L-BFGS stops at 1e-5 of the mean
 
 
-def test_unsupported_estimators_name_the_supported():
+def test_models_without_gradients_are_told_of_other_methods():
     with pytest.raises(
         TypeError,
-        match=r"HistGradientBoostingClassifier cannot be wrapped.*LogisticRegression, MLPClassifier,.*method='folds'.*method='exact'",
+        match=r"HistGradientBoostingClassifier cannot be wrapped.*method='auto' or 'folds'.*'exact', by a refit",
     ):
         FullConformalClassifier(HistGradientBoostingClassifier(), method="influence").fit(X, Y)
 
@@ -488,8 +488,11 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("after", "message"),
     [
-        (lambda f: f.squeeze(), r"logits of shape \(1, 3\) for a batch of one, but returned \(3,\); leave out squeeze"),
-        (lambda f: f - f.mean(0), "other logits for an object by itself than beside another one"),
+        (
+            lambda f: f.squeeze(),
+            r"outputs of shape \(1, 3\) for a batch of one, but returned \(3,\); leave out squeeze",
+        ),
+        (lambda f: f - f.mean(0), "other numbers for an object by itself than beside another one"),
         (lambda f: f + torch.randn_like(f), "it is random, or lets objects of a batch depend on each other"),
     ],
 )
@@ -678,9 +681,7 @@ def test_a_report_needs_a_fit(tmp_path):
 
 
 def test_other_classifiers_are_sent_to_methods_that_take_them():
-    with pytest.raises(
-        TypeError, match="works with method='folds', with SplitConformalClassifier and CVPlusClassifier"
-    ):
+    with pytest.raises(TypeError, match="Take method='auto' or 'folds', which train any classifier"):
         FullConformalClassifier(HistGradientBoostingClassifier(), method="influence").fit(X, Y)
 
 

@@ -20,6 +20,7 @@ from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.estimators.categories import Categories
 from fullconformal.guarantees import Guarantee
+from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import StorageError, conforms, defaults, expect, hints_of, parameters, require
 
@@ -126,10 +127,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         params["estimator"] = self.estimator if params.get("prefit") else clone(self.estimator, safe=False)
         params |= defaults(type(self), OURS)
         if callable(params.get("categories")):
-            raise StorageError(
-                f"categories={params['categories']!r} is a function, and no file holds code; put what it returns into a column of X, and "
-                "give categories= the column's name or number."
-            )
+            instead = "put what it returns into a column of X, and give the column's name or number"
+            raise StorageError(f"categories={params['categories']!r} is a function, and no file holds code; {instead}.")
         for name, remedy in (("random_state", 0), ("cv", None)):
             value = params.get(name)
             if value is not None and not isinstance(value, (int, np.integer, list)):
@@ -168,7 +167,7 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
         X, y = (inputs.array(part) if isinstance(part, Tensor) else part for part in (X, y))
-        X = inputs.unmasked("X", X)
+        X = inputs.unmasked("X", inputs.one_array(X))
         y = y if isinstance(y, str) and y == "no_validation" else self._targets(y)
         inputs.check_names(X)
         # CSR, because we index rows.
@@ -176,7 +175,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         transformers, final = self._split()
         if transformers is None:
             inputs.check_columns(X)
-            module = isinstance(final, nn.Module)
+            X = inputs.dense(X, getattr(self, "memory_budget", 4.0)) if issparse(X) else X
+            module = isinstance(final, nn.Module) or is_skorch(final)
             # scikit-learn's wording asks for two dimensions; modules may take images.
             missing = "allow-nan" if inputs.takes_missing(final) else True
             out = inputs.validated(
@@ -410,13 +410,8 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
 
     def verify_categories(self, n: int) -> int:
         """The number of categories of n training points, one where there are none."""
-        kept = self._categories
-        if kept is None:
-            require(self.categories is None, "categories")
-            return 1
-        kept.verify(n)
-        require(self.categories == kept.rule, "categories")
-        return len(kept.known)
+        require(self.categories == getattr(self._categories, "rule", None), "categories")
+        return 1 if self._categories is None else self._categories.verified(n)
 
     def verify_p(self) -> None:
         """Raise unless the classifier gives p-values of the objects it kept."""

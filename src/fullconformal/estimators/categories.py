@@ -41,9 +41,11 @@ def check_categories(rule: Any) -> None:
     """Raise unless it may be a rule: None, a column's name or number, or a function."""
     number = isinstance(rule, (int, np.integer)) and not isinstance(rule, bool)
     if not (rule is None or isinstance(rule, str) or number or callable(rule)):
+        remedy = (
+            "a column of X, by its name or number, or a function of X that returns one word or number for each object"
+        )
         raise ValueError(
-            f"categories={rule!r} is not allowed; give a column of X, by its name or number, or a function of X that returns one word or "
-            "number for each object (points that must share a fold go to fit(groups=...))."
+            f"categories={rule!r} is not allowed; give {remedy} (fit's groups are points that share a fold)."
         )
 
 
@@ -54,10 +56,10 @@ def category_values(rule: Any, X: Any, names: Any = None) -> Array:
         return as_groups(_column(rule, X, names), m, f"categories={rule!r}")
     found = as_groups(rule(X), m, "what categories returns")
     if m > 1 and as_groups(rule(take(X, [0])), 1, "what categories returns")[0] != found[0]:
-        raise ValueError(
-            "categories returns another category for an object by itself than beside others; it must look at each object by itself "
-            "(limits that were fixed before, not quantiles of the X it is given)."
+        remedy = (
+            "it must look at each object by itself (limits that were fixed before, not quantiles of the X it is given)"
         )
+        raise ValueError(f"categories returns another category for an object by itself than beside others; {remedy}.")
     return found
 
 
@@ -103,20 +105,21 @@ class Categories:
         """Places (m,) among the known ones of the categories of objects X (m, ...); −1 of those that training did not see."""
         values = category_values(self.rule, X, names)
         if (values.dtype.kind == "U") != (self.known.dtype.kind == "U"):
+            now, then = (part.tolist()[0] for part in (values, self.known))
             raise ValueError(
-                f"categories={self.rule!r} gives {values[:1].tolist()[0]!r}, but in training it gave {self.known.tolist()[0]!r}; give "
-                "words or numbers both times."
+                f"categories={self.rule!r} gives {now!r}, but gave {then!r} in training; give words or numbers both times."
             )
         at = np.minimum(np.searchsorted(self.known, values), len(self.known) - 1)
         return np.where(self.known[at] == values, at, -1).astype(np.int64)
 
-    def verify(self, n: int) -> None:
-        """Raise where a loaded one is not whole."""
+    def verified(self, n: int) -> int:
+        """How many there are; an error where a loaded one is not whole."""
         known, points = self.known, self.points
         require(isinstance(self.rule, (str, int)), "categories")
         require(known.ndim == 1 and len(known) > 0 and bool((known[:-1] < known[1:]).all()), "categories")
         require(points.shape == (n,) and points.dtype == np.int64, "categories")
         require(bool(((points >= 0) & (points < len(known))).all()), "categories")
+        return len(known)
 
 
 def cell_sizes(labels: IntArray, width: int, categories: Categories | None, weights: Any = None) -> Array:

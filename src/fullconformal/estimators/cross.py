@@ -29,7 +29,7 @@ from fullconformal.linear.bag import at_points
 from fullconformal.linear.leave_one_out import leave_one_out
 from fullconformal.losses import SOFTMAX
 from fullconformal.methods.convex import FittedSymmetric, Symmetric
-from fullconformal.models.adapters import check_objective, is_logistic
+from fullconformal.models.adapters import is_known
 from fullconformal.storage import require, savable
 
 
@@ -221,13 +221,7 @@ class JackknifePlusClassifier(PlusClassifier):
 
 def is_fast(estimator: Any) -> bool:
     """Whether leaving a point out takes no training: a logistic regression of an objective the solver knows."""
-    if not is_logistic(estimator):
-        return estimator is None
-    try:
-        check_objective(estimator)
-    except ValueError:
-        return False
-    return True
+    return estimator is None or is_known(estimator)
 
 
 @savable

@@ -16,6 +16,7 @@ from torch import nn
 
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import whole_or_nothing
+from fullconformal.estimators.categories import as_groups
 from fullconformal.estimators.inputs import first_rows
 from fullconformal.estimators.regression import ConformalRegressor, warn_infinite
 from fullconformal.estimators.target import Target, learns_values, split_target, without_target
@@ -187,7 +188,7 @@ class FullConformalRegressor(ConformalRegressor):
         self._fitted = fitted
         self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
         self.method_, self.method_reason_ = self._fitted.method, selection.reason
-        self._groups = None if groups is None else check_groups(groups, len(y))
+        self._groups = None if groups is None else as_groups(groups, len(y))
         if told := self._fitted.warnings:
             warnings.warn(f"{'; '.join(told)}.", ConformalWarning, stacklevel=3)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
@@ -338,7 +339,7 @@ class FullConformalRegressor(ConformalRegressor):
         codes = None
         if known is not None:
             names = np.unique(known)
-            asked = check_groups(groups, m)
+            asked = as_groups(groups, m)
             place = np.searchsorted(names, asked).clip(max=len(names) - 1)
             codes = np.searchsorted(names, known), np.where(names[place] == asked, place, -1)
         return Comparison(validation.SCHEMES[self.scheme], points, None if weights is None else own[:, 0], codes)
@@ -420,12 +421,3 @@ class FullConformalRegressor(ConformalRegressor):
             )
         if self._groups is None:
             self.verify_intervals()
-
-
-def check_groups(groups: Any, size: int) -> npt.NDArray[Any]:
-    """Groups (size,), one for each point."""
-    found = np.asarray(groups)
-    if found.shape != (size,):
-        raise ValueError(f"groups must hold one group for each of the {size} objects, got shape {found.shape}.")
-    # NumPy's own strings and numbers; objects are compared as text.
-    return found.astype(str) if found.dtype.kind == "O" else found

@@ -95,12 +95,9 @@ class HeldOut:
             log_proba = finite_rows(part.model(X))
             tau = self.score.scores(log_proba, uniform)
             tie = self.score.rounding(tau, log_proba, part.model.precision(X))
-            if places is None:
-                found.append(pvalues.rank_counts(part.ordered, tau, tie))
-                continue
-            out = np.zeros((2, *tau.shape), dtype=np.int64)
-            for place in np.unique(places).tolist():
-                rows = np.flatnonzero(places == place)
+            own, out = np.zeros(len(tau)) if places is None else places, np.zeros((2, *tau.shape), dtype=np.int64)
+            for place in np.unique(own).astype(int).tolist():
+                rows = np.flatnonzero(own == place)
                 ordered = pvalues.in_category(part.ordered, self.width, place)
                 out[:, rows] = pvalues.rank_counts(ordered, tau[rows], tie[rows])
             found.append((out[0], out[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, bfloat16
 
-from fullconformal.models.requirements import REMEDY, place
+from fullconformal.models.requirements import REMEDY, place, unwrap
 from fullconformal.storage import LIMITS
 
 
@@ -38,6 +39,24 @@ def double(X: Any) -> Any:
         narrow = [name for name, kind in X.dtypes.items() if kind in (np.float16, np.float32)]
         return X.astype(dict.fromkeys(narrow, np.float64)) if narrow else X
     return X.astype(np.float64) if getattr(X, "dtype", None) in (np.float16, np.float32) else X
+
+
+def dense(X: Any, gib: float) -> npt.NDArray[Any]:
+    """A sparse matrix (n, d) as an array, where that takes no more than so many GiB."""
+    if 8 * X.shape[0] * X.shape[1] > gib * 2**30:
+        remedy = "make_pipeline(TruncatedSVD(100), model), or any other of a model that takes such matrices itself, with method='folds'"
+        raise MemoryError(
+            f"X is a sparse matrix {X.shape}, as an array more than {gib:g} GiB; put it into a Pipeline: {remedy}."
+        )
+    return np.asarray(X.toarray())
+
+
+def one_array(X: Any) -> Any:
+    """X as it is; an error where it is several arrays by name."""
+    if isinstance(X, Mapping) and not hasattr(X, "iloc"):
+        apart = unwrap("self.net(first=x[:, :3], second=x[:, 3:])")
+        raise TypeError(f"X is a mapping of {', '.join(map(repr, X))}; give one array, with these side by side.{apart}")
+    return X
 
 
 def unmasked(name: str, array: Any) -> Any:

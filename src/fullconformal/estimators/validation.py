@@ -248,11 +248,10 @@ def check_trainable(estimator: Any, l2: float | None) -> None:
         return
     check_instance(final)
     name = type(final).__name__
-    if not hasattr(estimator, "predict_proba"):
-        raise TypeError(
-            f"estimator={name} has no predict_proba; give a classifier that has, for instance "
-            f"sklearn.calibration.CalibratedClassifierCV({name}(...))."
-        )
+    # A stack whose last estimator is left to scikit-learn has one once it is fitted.
+    if not hasattr(estimator, "predict_proba") and getattr(final, "final_estimator", estimator) is not None:
+        remedy = f"for instance sklearn.calibration.CalibratedClassifierCV({name}(...))"
+        raise TypeError(f"estimator={name} has no predict_proba; give a classifier that has, {remedy}.")
     if l2 is not None:
         raise ValueError(f"l2={l2!r} was given, but {name} brings its own penalty; set it there.")
 

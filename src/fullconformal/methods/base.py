@@ -248,10 +248,6 @@ class Fitted(FittedModel):
         """What scores points by honest refits (`methods.audit`), for methods with refits of their own kind; None for others."""
         return None
 
-    def holds(self, X: Any) -> bool:
-        """Whether objects X are the first training points, up to rounding; True where these were not kept."""
-        return True
-
     def precision(self, X: Any) -> float:
         """The unit of rounding of `log_proba` for objects X."""
         return float(np.finfo(np.float64).eps)

@@ -177,8 +177,11 @@ def fit_model(estimator: Any, bag: Bag | Values, config: Config) -> Model:
         return LogProba(None, present if len(present) else every, len(every))
     # One of scikit-learn's kind, a whole Pipeline too.
     if not trained_here(final) and not is_skorch(final):
-        fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, bag.classes[bag.y], config.seed)
-        return LogProba(fitted, columns(fitted, bag.classes, present), len(every))
+        # XGBoost knows no labels but 0, 1, ..., as many as there are.
+        numbers = type(final).__module__.startswith("xgboost.")
+        labels = np.searchsorted(present, bag.y) if numbers else bag.classes[bag.y]
+        fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, labels, config.seed)
+        return LogProba(fitted, present if numbers else columns(fitted, bag.classes, present), len(every))
     transformers, X = fit_steps(transformers, bag, config)
     if trained_here(final):
         fitted = fit_problem(final, replace(bag, X=X), config)

@@ -344,6 +344,13 @@ class FittedNeighbors(Fitted):
         return cls(bag, model.fit(bag.X, bag.y))
 
 
+def order_of(model: Any) -> float:
+    """The order p ≥ 1 of the Minkowski distance by which a KNeighborsClassifier finds neighbours that count alike; 0 where it does not."""
+    orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
+    order = orders.get(model.metric, 0.0) if model.weights == "uniform" else 0.0
+    return order if order >= 1 else 0.0
+
+
 @savable
 @dataclass(frozen=True)
 class Neighbors(Method):
@@ -357,12 +364,6 @@ class Neighbors(Method):
         fitted = clone(model).fit(X, bag.y)
         if not isinstance(model, KNeighborsClassifier):
             return FittedNeighbors(KernelDensity.fit(X, bag.y, bag.n_classes, model.bandwidth), fitted)
-        orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
-        if model.weights != "uniform" or model.metric not in orders or orders[model.metric] < 1:
-            raise ValueError(
-                f"estimator=KNeighborsClassifier(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not "
-                f"supported; use weights='uniform', a metric among {sorted(orders)}, and p ≥ 1."
-            )
-        order = orders[model.metric]
+        k, order = int(model.n_neighbors), order_of(model)
         check_distances(X, order, training=True)
-        return FittedNeighbors(NearestNeighbors.fit(X, bag.y, bag.n_classes, int(model.n_neighbors), order), fitted)
+        return FittedNeighbors(NearestNeighbors.fit(X, bag.y, bag.n_classes, k, order), fitted)

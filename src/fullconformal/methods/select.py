@@ -21,14 +21,14 @@ from fullconformal.methods.influence import Influence
 from fullconformal.methods.influence_regression import TangentRegression
 from fullconformal.methods.lasso import LassoRegression
 from fullconformal.methods.last_layer import LastLayer
-from fullconformal.methods.neighbors import Neighbors
+from fullconformal.methods.neighbors import Neighbors, order_of
 from fullconformal.methods.neighbors_regression import ORDERS, NeighborsRegression
 from fullconformal.methods.oob import OutOfBag, check_forest, is_forest
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.regression import RegressionMethod
 from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
-from fullconformal.models.adapters import is_logistic
+from fullconformal.models.adapters import is_known
 from fullconformal.models.density import KernelDensityClassifier
 
 METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
@@ -54,12 +54,14 @@ class RegressionSelection:
 
 def is_neighbors(model: Any) -> bool:
     """Whether a model is scored by its neighbours and has no loss."""
-    return isinstance(model, (KNeighborsClassifier, KernelDensityClassifier))
+    return isinstance(model, KernelDensityClassifier) or (
+        isinstance(model, KNeighborsClassifier) and order_of(model) > 0
+    )
 
 
 def is_convex(model: Any, head: str | None) -> bool:
-    """Whether the fit is convex: a logistic regression (None is the built-in one), or a network's head."""
-    return model is None or is_logistic(model) or head is not None
+    """Whether the fit is convex and its solver here: a logistic regression (None is the built-in one), or a network's head."""
+    return model is None or is_known(model) or head is not None
 
 
 def takes_folds(model: Any, asked: Any, given: Any, deleted: bool) -> bool:

@@ -51,6 +51,11 @@ def is_logistic(estimator: Any) -> bool:
     return isinstance(estimator, LogisticRegression) and not isinstance(estimator, LogisticRegressionCV)
 
 
+def is_known(estimator: Any) -> bool:
+    """Whether this is a logistic regression of an objective that is known here: the sum of losses plus an L2 term."""
+    return is_logistic(estimator) and not objection(estimator)
+
+
 def supported(estimator: Any) -> bool:
     """Whether `adapt` can take the estimator once it is fitted."""
     return is_logistic(estimator) or isinstance(estimator, MLPClassifier) or is_skorch(estimator)
@@ -58,35 +63,35 @@ def supported(estimator: Any) -> bool:
 
 def check_objective(estimator: Any) -> None:
     """Raise where the estimator minimises something other than the sum of losses plus an L2 term."""
-    name = type(estimator).__name__
     if isinstance(estimator, LogisticRegression):
         estimator._validate_params()
+    if sentence := objection(estimator):
+        raise ValueError(sentence)
+
+
+def objection(estimator: Any) -> str:
+    """What the estimator minimises other than the sum of losses plus an L2 term, as a sentence; empty where it is just that."""
+    name = f"estimator={type(estimator).__name__}"
+    if isinstance(estimator, LogisticRegression):
         if estimator.class_weight is not None:
-            raise ValueError(
-                f"estimator={name}(class_weight={estimator.class_weight!r}) is not supported; use None (class_conditional=True keeps the "
-                "promise for rare classes too)."
-            )
+            return f"{name}(class_weight={estimator.class_weight!r}) is not supported; use None (or class_conditional), or method='folds'."
         if estimator.penalty == "l1" or estimator.l1_ratio:
-            raise ValueError(
-                f"estimator={name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0)."
-            )
+            return f"{name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0), or method='folds'."
         if estimator.solver == "liblinear" and estimator.fit_intercept:
-            raise ValueError(f"estimator={name}(solver='liblinear') penalises the intercept; use solver='lbfgs'.")
-    elif isinstance(estimator, MLPClassifier):
-        if estimator.early_stopping:
-            raise ValueError(
-                f"estimator={name}(early_stopping=True) keeps data from training; use early_stopping=False."
-            )
+            return f"{name}(solver='liblinear') penalises the intercept; use solver='lbfgs', or method='folds'."
+    elif isinstance(estimator, MLPClassifier) and estimator.early_stopping:
+        return f"{name}(early_stopping=True) keeps data from training; use early_stopping=False, or method='folds'."
     elif is_skorch(estimator):
         options = estimator.get_params(deep=False)
         odd = [key for key in ("criterion__weight", "criterion__label_smoothing") if options.get(key)]
         if odd:
-            raise ValueError(f"estimator's {odd[0]} makes another loss than the log loss; leave it out.")
+            return f"estimator's {odd[0]} makes another loss than the log loss; leave it out, or take method='folds'."
         if isinstance(estimator.optimizer, type) and issubclass(estimator.optimizer, torch.optim.AdamW):
-            raise ValueError("estimator's optimizer is AdamW, whose decay is no penalty of the loss; use Adam or SGD.")
+            return "estimator's optimizer is AdamW, whose decay is no penalty of the loss; use Adam or SGD, or method='folds'."
         criterion = estimator.criterion if isinstance(estimator.criterion, type) else type(estimator.criterion)
         if criterion not in (nn.CrossEntropyLoss, nn.NLLLoss):
-            raise ValueError(f"estimator's criterion is {criterion.__name__}; use CrossEntropyLoss or NLLLoss.")
+            return f"estimator's criterion is {criterion.__name__}; use CrossEntropyLoss or NLLLoss."
+    return ""
 
 
 def adapt(estimator: Any, n: int) -> Adapted:

@@ -132,6 +132,14 @@ def transformed(out: Any) -> Any:
         ) from error
 
 
+def unwrap(result: str) -> str:
+    """Three lines of code that make a module of one array and one result of another."""
+    lines = "class Logits(nn.Module):", "    def __init__(self, net): super().__init__(); self.net = net"
+    return "\n    ".join(
+        (" Give what has one, by another module:", *lines, f"    def forward(self, x): return {result}")
+    )
+
+
 COUPLES_POINTS = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
@@ -158,11 +166,8 @@ def check_estimator_kind(estimator: Any, l2: float | None, head: str | None = No
     elif final is not None:
         if not supported(final):
             raise TypeError(
-                f"estimator={type(final).__name__} cannot be wrapped: give None, a torch.nn.Module, scikit-learn's "
-                "LogisticRegression, MLPClassifier, KNeighborsClassifier or a forest with bootstrap=True, a skorch NeuralNetClassifier, "
-                "or a Pipeline that ends in one of these. Any other classifier works with method='folds', with "
-                "SplitConformalClassifier and CVPlusClassifier; and with method='exact', by a refit for every training point and "
-                "candidate, which takes long."
+                f"estimator={type(final).__name__} cannot be wrapped: its loss and gradients are not known here. Take method='auto' or "
+                "'folds', which train any classifier, or 'exact', by a refit for every training point and candidate, which takes long."
             )
         if l2 is not None:
             raise ValueError(f"l2={l2!r} was given, but {type(final).__name__} brings its own penalty; set it there.")
@@ -177,7 +182,9 @@ def check_module(module: nn.Module, frozen_allowed: bool) -> None:
     if coupled:
         raise ValueError(
             f"estimator holds {', '.join(sorted(set(coupled)))} in training mode, where the loss of a point is random or depends "
-            "on other points; call estimator.eval() first (a trained model: with prefit=True)."
+            "on other points; call estimator.eval() first (a trained model: with prefit=True). To have it trained as it is, by folds:\n"
+            "    from skorch import NeuralNetClassifier\n    model = NeuralNetClassifier(estimator, criterion=nn.CrossEntropyLoss, "
+            "optimizer=torch.optim.Adam)\n    FullConformalClassifier(model).fit(X, y)"
         )
 
 
@@ -197,6 +204,11 @@ def check_outputs(module: nn.Module, X: Tensor, n_classes: int | None) -> None:
         raise ValueError(
             f"estimator must return logits of shape (batch, {n_classes}), one a class found in y, but returned {shape}; "
             "change its last layer, or give training labels of all its classes."
+            + (
+                ""
+                if isinstance(out, Tensor)
+                else unwrap('self.net(x)["logits"]  # of an object .logits, of a tuple [0]')
+            )
         )
     if not torch.isfinite(out).all():
         raise NotFinite("estimator returns numbers that are not finite on the training data; check its weights and X.")
