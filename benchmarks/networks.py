@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from measure import size_at_error
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -90,8 +91,7 @@ def row(runs: list[tuple[np.ndarray, np.ndarray, float, float]]) -> tuple[str, .
     for mine, (p, _, _, level) in zip(own, runs, strict=True):
         figures.append(((mine <= level + 1e-12).mean(), (p > level + 1e-12).sum(1).mean(), size_auc(p).value))
     mean, spread = np.mean(figures, 0), np.std(figures, 0, ddof=1) / len(runs) ** 0.5
-    at = np.quantile(np.concatenate(own), EPSILON)
-    equal = np.mean([(p > at).sum(1).mean() for p, *_ in runs])
+    equal = size_at_error(np.concatenate([p for p, *_ in runs]), np.concatenate([run[1] for run in runs]), EPSILON)
     cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, spread, strict=True)]
     return (
         cells[0],

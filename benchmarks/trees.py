@@ -26,6 +26,7 @@ import click
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from measure import size_at_error
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
@@ -156,9 +157,9 @@ def size_at_equal_error(bags: list[Found]) -> float | None:
     """Mean set size at the ε at which a tenth of all objects err."""
     if any(bag.epsilon is None for bag in bags):
         return None
-    own = np.concatenate([bag.epsilon[np.arange(len(bag.truth)), bag.truth] for bag in bags])  # type: ignore[index]
-    at = np.quantile(own, EPSILON)
-    return float(np.concatenate([(bag.epsilon > at).sum(1) for bag in bags]).mean())  # type: ignore[operator]
+    return size_at_error(
+        np.concatenate([bag.epsilon for bag in bags]), np.concatenate([bag.truth for bag in bags]), EPSILON
+    )
 
 
 def page(results: dict[tuple[str, int], dict[str, list[Found]]], bags: int, trees: int) -> str:

@@ -160,6 +160,8 @@ def test_boosting_goes_by_folds(people, tmp_path):
     words = ("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "boosted", "--model", "boosting")
     assert "method folds" in ok(*words).stdout
     ok("predict", tmp_path / "boosted", people / "new.csv", "-q")
+    ok("report", tmp_path / "boosted", people / "new.csv", "-o", tmp_path / "it.html")
+    assert "are trained without it" in (tmp_path / "it.html").read_text(encoding="utf-8")
 
 
 def test_a_network_of_ones_own_is_named_again_to_predict(people, tmp_path, monkeypatch):

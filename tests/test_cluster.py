@@ -16,6 +16,7 @@ import pytest
 from dask.distributed import Client, LocalCluster
 from driver import N, X, fitted, run
 from sklearn.datasets import make_classification
+from sklearn.naive_bayes import GaussianNB
 
 from fullconformal import ClusterError, FullConformalClassifier
 from fullconformal.influence import shards
@@ -118,6 +119,29 @@ def test_covariate_shift_on_a_cluster(dask):
     with joblib.parallel_config(backend="sequential"):
         alone = fitted().predict_p(X[N:], weights=weights)
     assert np.abs(shared - alone).max() < 1e-9
+
+
+def test_folds_are_trained_on_a_cluster(dask):
+    objects, y = make_classification(60, random_state=0)
+
+    def p_values(model):
+        return FullConformalClassifier(model, folds=3, random_state=0).fit(objects[:40], y[:40]).predict_p(objects[40:])
+
+    shared = p_values(Elsewhere(os.getpid()))
+    with joblib.parallel_config(backend="sequential"):
+        assert np.array_equal(shared, p_values(Elsewhere(0)))
+
+
+class Elsewhere(GaussianNB):
+    """A classifier that is not fitted in this process."""
+
+    def __init__(self, driver=0):
+        super().__init__()
+        self.driver = driver
+
+    def fit(self, X, y):
+        assert os.getpid() != self.driver
+        return super().fit(X, y)
 
 
 def test_joblib_workers_on_this_machine(expected):

@@ -73,12 +73,17 @@ MODELS = {
 @pytest.mark.parametrize("n", [40, 100, 300])
 @pytest.mark.parametrize("name", MODELS)
 def test_candidates_that_were_not_seen_hardly_matter(name, n):
-    """Errors at ε = 0.1 and 0.2 of 60 objects in each of 24 bags (networks: 8), at most two standard errors between bags above ε."""
-    errors, bags = [], 8 if name.startswith("network") else 24
+    """Errors at ε = 0.05, 0.1 and 0.2 of 60 objects in each of 40 bags (networks: 8), at most two standard errors between bags above ε.
+
+    That is no proof of ε: with bags like these an excess of 0.02 (networks: 0.04) is found every other time. By chance alone one figure in
+    forty is above the band; the seeds were set before the first run. 200 bags of 300 points from the same seeds, at the three levels:
+    boosting 0.047, 0.096, 0.195, support vectors 0.047, 0.098, 0.199, standard errors 0.002, 0.003, 0.004.
+    """
+    errors, bags = [], 8 if name.startswith("network") else 40
     for trial in range(bags):
-        rng = np.random.default_rng(1000 + trial)
+        rng = np.random.default_rng([20, n, trial])
         (X, y), (Xt, yt) = sample(rng, n), sample(rng, 60)
         p = MODELS[name]().fit(X, y).predict_p(Xt)[np.arange(60), yt]
-        errors.append([(p <= 0.1).mean(), (p <= 0.2).mean()])
+        errors.append([(p <= epsilon + 1e-12).mean() for epsilon in LEVELS])
     mean, error = np.mean(errors, 0), np.std(errors, 0, ddof=1) / np.sqrt(bags)
-    assert (mean <= np.array([0.1, 0.2]) + 2 * error).all(), (mean, error)
+    assert (mean <= np.array(LEVELS) + 2 * error).all(), (mean, error)
