@@ -121,7 +121,7 @@ function drawTogether() {
     const count = both[row][column];
     const said = a === b ? `${classes[a]} alone: ${count}` : `${classes[a]} and ${classes[b]}: ${count}`;
     const cell = make("td", { class: a === b ? "alone" : null, title: said, "data-pair": `${a} ${b}` }, count ? grouped(count) : "");
-    cell.style.setProperty("--share", `${Math.round(70 * Math.sqrt(count / most))}%`);
+    cell.style.setProperty("--share", `${Math.round(50 * Math.sqrt(count / most))}%`);
     return cell;
   })));
   $("together").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
