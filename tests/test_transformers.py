@@ -372,9 +372,17 @@ def test_nobody_waits_in_silence(capsys):
             progress(done, 1000)
     assert capsys.readouterr().err == ""
     with progress_bar("p-values", None) as progress:
+        # Made ready in six seconds, and then a second each: not six.
         progress.began -= 6
+        progress(1, 200)
+        assert capsys.readouterr().err == ""
+        progress.began -= 1
+        progress(2, 200)
+    assert capsys.readouterr().err == "p-values: about 3 minutes\n"
+    with progress_bar("p-values", None) as progress:
+        progress.began -= 90
         progress(1, 4)
-    assert capsys.readouterr().err == "p-values: about 24 seconds\n"
+    assert capsys.readouterr().err == "p-values: about 6 minutes\n"
     with progress_bar("p-values", 0) as progress:
         assert progress is None
 
