@@ -374,10 +374,10 @@ def test_nobody_waits_in_silence(capsys):
     with progress_bar("p-values", None) as progress:
         # Made ready in six seconds, and then a second each: not six.
         progress.began -= 6
-        progress(1, 200)
+        progress(1, 175)
         assert capsys.readouterr().err == ""
         progress.began -= 1
-        progress(2, 200)
+        progress(2, 175)
     assert capsys.readouterr().err == "p-values: about 3 minutes\n"
     with progress_bar("p-values", None) as progress:
         progress.began -= 90
