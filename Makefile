@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types docs bench paper paper-small clean
+.PHONY: help venv demo test test-oldest lint types docs bench paper paper-small clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,16 @@ demo: $(STAMP)  ## fit a network on the digits data and compare the schemes with
 
 test: lint types  ## lint, types, then all tests and docstring examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Files, tables, pages, plots and p-values: where other libraries are touched.
+FAST := tests/test_storage.py tests/test_cli.py tests/test_cli_regression.py tests/test_report.py tests/test_plots.py tests/test_pvalues.py tests/test_sets.py tests/test_oob.py
+LOWEST := import tomllib; print(*(d.replace('>=', '==') for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))
+
+test-oldest:  ## the tests that touch other libraries, with the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet $$($(PYTHON) -c "$(LOWEST)") pytest hypothesis mpmath pyarrow
+	.venv-oldest/bin/python -m pip install --quiet --no-deps -e .
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q $(FAST)
 
 lint: $(STAMP)  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -48,5 +58,5 @@ paper: $(STAMP)  ## the paper's tables and figures in full, into paper/results; 
 	$(BIN)/python -m paper.page paper/results
 
 clean:  ## remove the environment, caches and build outputs
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/_build docs/gallery docs/generated fullconformal-demo*
+	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/_build docs/gallery docs/generated fullconformal-demo*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -189,8 +189,11 @@ def test_a_loaded_predictor_says_the_same_to_the_bit(name, tmp_path):
     same(again, fullconformal.load(tmp_path / "twice"), X[N : N + 2])
 
 
-def test_tables_recalibration_and_smoothing_survive(tmp_path):
+@pytest.mark.parametrize("words", ["str", object])
+def test_tables_recalibration_and_smoothing_survive(words, tmp_path):
     table, y = frame()
+    # Among objects None is a word of its own, and no missing one.
+    table["colour"] = table["colour"].astype(words).where(table["colour"].notna(), None)
     clf = FullConformalClassifier(make_pipeline(columns(), LogisticRegression()), method="influence", random_state=4)
     clf.fit(table[:N], y[:N]).recalibrate(table[N : N + 20], y[N : N + 20])
     clf.save(tmp_path / "it")

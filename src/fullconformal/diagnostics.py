@@ -92,6 +92,12 @@ class Diagnostics:
                 f"{self.held} were held fixed: {self.curvature} knows Linear and ungrouped Conv2d layers only (curvature='ggn' "
                 "and 'dual' know all)"
             )
+        # Of "auto" alone there are several.
+        if len(self.estimates) > 1 and self.curvature not in ("ggn", "dual"):
+            out.append(
+                f"{self.curvature} stands in for the whole GGN, which takes more than memory_budget or ten minutes ({self.estimates[0]}): raise "
+                "memory_budget, or check the coverage on held-out points"
+            )
         if self.newton_decrement > self.largest_influence:
             out.append(
                 f"the model is not at a minimum on these data (Newton decrement {self.newton_decrement:.2g}, largest influence "

@@ -177,17 +177,18 @@ KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)
 
 
 def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:
-    """The columns of a DataFrame: numbers as they are, all else as objects."""
+    """The columns of a DataFrame: numbers and objects (of which None is another than NaN) as they are, all else as objects."""
     columns = []
     for _, column in frame.items():
-        numbers = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
-        columns.append(column.to_numpy() if numbers else column.to_numpy(dtype=object, na_value=np.nan))
+        plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufO"
+        columns.append(column.to_numpy() if plain else column.to_numpy(dtype=object, na_value=np.nan))
     return {"names": list(frame.columns), "columns": columns}
 
 
 def unpack_frame(values: dict[str, Any], _: Unpacker) -> pd.DataFrame:
     """The DataFrame again."""
-    return pd.DataFrame(dict(zip(values["names"], values["columns"], strict=True)))
+    columns = (pd.Series(column, dtype=column.dtype) for column in values["columns"])
+    return pd.DataFrame(dict(zip(values["names"], columns, strict=True)))
 
 
 def pack_sparse(X: Any, _: Packer) -> dict[str, Any]:
