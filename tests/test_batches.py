@@ -64,7 +64,7 @@ CASES = {
 def test_an_object_has_the_same_p_values_in_any_batch(name, dtype):
     X, y = data(dtype)
     # Twins of training points are where ties are lost.
-    clf, asked = CASES[name]().fit(X, y), X[:24]
+    clf, asked = CASES[name]().fit(X, y), X[:11]
     options = [{}] if name == "CV+" else [{}, {"smoothing": True}]
     for option in options:
         whole = clf.predict_epsilon(asked, **option)

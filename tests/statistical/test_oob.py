@@ -15,9 +15,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning"
 LEVELS = np.array([0.05, 0.1, 0.2])
 MEANS = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 0.8]])
 FORESTS = {
-    "random forest": RandomForestClassifier(40),
-    "extra trees, half the points": ExtraTreesClassifier(40, bootstrap=True, max_samples=0.5),
-    "bagged shallow trees": BaggingClassifier(DecisionTreeClassifier(max_depth=3), n_estimators=40),
+    "random forest": RandomForestClassifier(25),
+    "extra trees, half the points": ExtraTreesClassifier(25, bootstrap=True, max_samples=0.5),
+    "bagged shallow trees": BaggingClassifier(DecisionTreeClassifier(max_depth=3), n_estimators=25),
 }
 
 

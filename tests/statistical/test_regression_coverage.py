@@ -59,7 +59,7 @@ MODELS = {
     "least squares": (LinearRegression(), SIZES),
     "chosen penalty": (RidgeCV(alphas=(0.1, 1.0, 10.0)), SIZES),
     "kernel ridge": (KernelRidge(alpha=1.0, kernel="rbf", gamma=0.1), SIZES),
-    "lasso": (Lasso(alpha=0.2), [(30, 5, 450), (40, 60, 150)]),
+    "lasso": (Lasso(alpha=0.2), [(30, 5, 300), (40, 60, 90)]),
     "k-NN": (KNeighborsRegressor(3), SIZES),
 }
 
