@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from forged import estimator, opened, signed
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA, TruncatedSVD
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
     BaggingClassifier,
     BaggingRegressor,
@@ -44,7 +45,9 @@ from sklearn.linear_model import (
     QuantileRegressor,
     Ridge,
     RidgeCV,
+    SGDClassifier,
 )
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
@@ -201,7 +204,8 @@ def learners():
         yield filler.fit(holes), holes
     yield LabelBinarizer().fit(y), y
     for classifier in (LogisticRegression(), MLPClassifier((2,), max_iter=2), MLPClassifier((2,), max_iter=2, early_stopping=True),
-                       KNeighborsClassifier(2), KernelDensityClassifier()):  # fmt: skip
+                       KNeighborsClassifier(2), KernelDensityClassifier(), GaussianNB(), LinearDiscriminantAnalysis(),
+                       QuadraticDiscriminantAnalysis(), SGDClassifier(loss="log_loss")):  # fmt: skip
         yield classifier.fit(X, y), X
     for one in (DecisionTreeClassifier(), ExtraTreeClassifier(), RandomForestClassifier(3), ExtraTreesClassifier(3, bootstrap=True),
                 BaggingClassifier(n_estimators=2), HistGradientBoostingClassifier(max_iter=2),

@@ -29,7 +29,8 @@ COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:o
 # Left behind: the state of training, which no prediction needs.
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
 # Those that hold more than what is listed, which no prediction needs.
-MORE = {"PolynomialFeatures", "Lasso", *LEARNED["sklearn.tree"], *LEARNED["sklearn.ensemble"]}
+ROOMS = ("discriminant_analysis", "tree", "ensemble")
+MORE = {"PolynomialFeatures", "Lasso", "SGDClassifier"}.union(*(LEARNED[f"sklearn.{room}"] for room in ROOMS))
 # Transformers that do not say how many columns they take, or by another name.
 WITHOUT = {"LabelBinarizer", "MissingIndicator"}
 # What whoever loads a file decides, and no file: such a parameter has its default.
