@@ -242,8 +242,8 @@ def identifiers(path: Path) -> Iterator[str]:
 def numbers(root: Path) -> dict[str, tuple[int, int]]:
     """Each number and its bar."""
     return {
-        # 90 and 10,500 for classification by five methods; since then intervals, transformers in the
-        # bag, folds, forests, hostile files; closed forms for LDA and naive Bayes, categories, intervals by folds and by refits, a fuller page.
+        # 90 and 10,500 for classification by five methods; since then intervals, transformers in the bag, folds, forests,
+        # hostile files; closed forms for LDA and naive Bayes, categories, intervals by folds and by refits, a fuller page.
         "modules": (modules(root), 140),
         "code lines": (all_code_lines(root), 18_500),
         "longest module, code lines": (longest_module(root)[0], 250),

@@ -126,12 +126,18 @@ def test_a_network_and_bad_options(folder, tmp_path):
         pd.read_csv(folder / "new.csv")[["area", "floor", "town"]]
     ).shape == (100, 2)
     result = run("fit", table, "--target", "rent", "-o", out, "--model", "my.module:net")
-    assert result.exit_code == 2 and "lr (ridge regression) or network" in result.output
-    result = run("fit", table, "--target", "rent", "-o", out, "--method", "influence")
-    assert result.exit_code == 2 and "give auto, split, or exact (full CP" in result.output
-    result = run("fit", table, "--target", "rent", "-o", out, "--method", "exact")
-    assert result.exit_code == 0 and "method full CP" in result.output
-    assert "FullConformalRegressor" in run("inspect", out).output
+    assert result.exit_code == 2 and "lr (ridge regression), forest, boosting, network" in result.output
+    result = run("fit", table, "--target", "rent", "-o", out, "--method", "symmetric")
+    assert result.exit_code == 2 and "auto, split, exact, oob, folds or influence" in result.output
+    for options, method in (
+        (("--method", "split"), "split CP; exact"),
+        (("--model", "forest"), "full CP (oob); approximate"),
+        (("--model", "boosting"), "full CP (folds); approximate"),
+    ):
+        result = run("fit", table, "--target", "rent", "-o", out, *options)
+        assert result.exit_code == 0 and f"method {method}" in result.output
+        result = run("predict", out, folder / "new.csv", "-o", tmp_path / "ends.csv")
+        assert result.exit_code == 0 and "coverage" in result.output
     result = run("fit", table, "--target", "rnet", "-o", out)
     assert result.exit_code == 2 and "did you mean 'rent'?" in result.output
     pd.read_csv(table).assign(rent=1.5).to_csv(tmp_path / "flat.csv", index=False)

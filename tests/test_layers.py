@@ -62,6 +62,7 @@ LAYERS = {
     "methods.influence_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.influence"],
     # Folds and out-of-bag scores are trained as for labels.
     "methods.unseen": [*BELOW_METHODS, *METHOD_PARTS, "methods.folds", "methods.oob"],
+    "methods.refit_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.refit"],
     "methods.select": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],

@@ -53,7 +53,7 @@ def literal_score(forest, members, x, label):
 
 def literal_p(fitted, X, y, objects, weights=None, own=None, conditional=False):
     """p-values (m, C), one point and one tree after the other."""
-    forest, n, n_classes = fitted.model, len(y), len(fitted.model.classes_)
+    forest, n, n_classes = fitted.forest.model, len(y), len(fitted.forest.model.classes_)
     drawn = forest.estimators_samples_
     index = np.searchsorted(forest.classes_, y)
     every = range(len(forest.estimators_))
@@ -61,7 +61,7 @@ def literal_p(fitted, X, y, objects, weights=None, own=None, conditional=False):
     weights, own = np.ones(n) if weights is None else weights, np.ones(len(objects)) if own is None else own
     p = np.empty((len(objects), n_classes))
     for k, x in enumerate(objects):
-        kept = np.flatnonzero(kept_members(x[None], len(every), fitted.share, fitted.seed)[0])
+        kept = np.flatnonzero(kept_members(x[None], len(every), fitted.forest.share, fitted.forest.seed)[0])
         for label in range(n_classes):
             tau = literal_score(forest, kept, x, label)
             who = [i for i in range(n) if not conditional or index[i] == label]
@@ -151,9 +151,9 @@ def test_points_that_every_tree_drew_know_nothing():
     """One tree: a point that it drew, and a candidate that it is not kept for, have a score of 1 − 1/C."""
     X, y, objects, _ = data(m=40)
     clf = FullConformalClassifier(RandomForestClassifier(1), random_state=1).fit(X, y)
-    drawn = np.unique(clf._fitted.model.estimators_samples_[0])
+    drawn = np.unique(clf._fitted.forest.model.estimators_samples_[0])
     np.testing.assert_array_equal(clf._fitted.alpha[drawn], 1 - 1 / 3)
-    kept = kept_members(objects, 1, clf._fitted.share, clf._fitted.seed)[:, 0]
+    kept = kept_members(objects, 1, clf._fitted.forest.share, clf._fitted.forest.seed)[:, 0]
     assert 0 < kept.sum() < len(kept)
     np.testing.assert_array_equal(clf._fitted.candidate_scores(objects)[~kept], 1 - 1 / 3)
 

@@ -371,7 +371,7 @@ def test_groups_are_compared_with_their_own_points(kind, minmax):
     assert np.isinf(reg.predict_interval(objects[:1], 0.8, groups=["sideways"])).all()
     with pytest.raises(ValueError, match="groups of their objects"):
         reg.predict_interval(objects)
-    with pytest.raises(ValueError, match="was not given groups"):
+    with pytest.raises(ValueError, match="fit was not given any"):
         all_points.predict_interval(objects, groups=of_objects)
     with pytest.raises(ValueError, match="one word or number for each of the 20 objects"):
         reg.predict_interval(objects, groups=of_objects[:3])

@@ -1,5 +1,7 @@
 """Intervals of any regressor by folds and by out-of-bag points: literal loops as oracles, and what users can ask."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
     RandomForestRegressor,
 )
+from sklearn.feature_selection import SelectKBest, f_regression
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, LogisticRegression, Ridge, RidgeCV
@@ -26,6 +29,8 @@ import fullconformal
 from fullconformal import ConformalWarning, FullConformalRegressor
 from fullconformal.methods import parts
 from fullconformal.methods.oob import kept_members
+from fullconformal.methods.refit import Refits
+from fullconformal.methods.refit_regression import RefitRegression
 from fullconformal.models import mlp
 
 # Which ends at the same numbers whatever the order of its points.
@@ -194,7 +199,7 @@ def test_out_of_bag_residuals_are_those_of_the_literal_loop(name):
     reg = FullConformalRegressor(FORESTS[name], random_state=1).fit(X, y)
     assert reg.method_ == "oob" and "measured, not proved" in reg.guarantee_.reason
     fitted = reg._fitted
-    forest, members = fitted.model, len(fitted.model.estimators_)
+    forest, members = fitted.forest.model, len(fitted.forest)
 
     def mean(x, kept):
         said = []
@@ -206,7 +211,7 @@ def test_out_of_bag_residuals_are_those_of_the_literal_loop(name):
 
     drawn = forest.estimators_samples_
     residual = [y[i] - mean(X[i], [b for b in range(members) if i not in drawn[b]]) for i in range(40)]
-    kept = kept_members(new, members, fitted.share, fitted.seed)
+    kept = kept_members(new, members, fitted.forest.share, fitted.forest.seed)
     centres = np.array([mean(x, np.flatnonzero(row)) for x, row in zip(new, kept, strict=True)])
     np.testing.assert_allclose(fitted.residual, residual, atol=1e-12)
     check_p(reg, np.array(residual), centres, new, np.random.default_rng(1))
@@ -219,6 +224,49 @@ def test_few_trees_are_told_of():
     X, y, _ = table()
     with pytest.warns(ConformalWarning, match=r"3 trees leave about 1 .* none to score 26%"):
         FullConformalRegressor(RandomForestRegressor(3), random_state=0).fit(X, y)
+
+
+# Refits -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["deleted", "ordinary"])
+def test_refits_find_what_is_known_without_them(scheme, tmp_path):
+    """Of a ridge regression p-values are equal, and ends of intervals outwards by a thousandth of the range of y at most."""
+    X, y, new = table(15, 2)
+    known = FullConformalRegressor(Ridge(1.0), scheme=scheme).fit(X, y)
+    method = RefitRegression(grid=9)
+    reg = FullConformalRegressor(Ridge(1.0), method=method, scheme=scheme, checkpoint=tmp_path).fit(X, y)
+    values = np.random.default_rng(0).normal(size=(2, 6))
+    np.testing.assert_array_equal(reg.predict_p(new, values), known.predict_p(new, values))
+    found, expected = (r.predict_interval(new, [0.3, 0.7, 0.9]) for r in (reg, known))
+    outwards = (expected - found) * np.array([1.0, -1.0])[:, None]
+    assert (outwards >= 0).all() and (outwards <= 1e-3 * np.ptp(y)).all()
+    with pytest.warns(ConformalWarning, match="needs more than the 15"):
+        assert reg.predict_interval(new, 0.95).tolist() == [[-np.inf, np.inf]] * 2
+    weights = np.arange(15.0), np.ones(2)
+    np.testing.assert_allclose(
+        reg.predict_p(new, values, weights=weights), known.predict_p(new, values, weights=weights)
+    )
+    # A second run finds everything in the checkpoint.
+    again = FullConformalRegressor(Ridge(1.0), method=method, scheme=scheme, checkpoint=tmp_path).fit(X, y)
+    with mock.patch.object(Refits, "scores", side_effect=AssertionError):
+        np.testing.assert_array_equal(again.predict_interval(new, [0.3, 0.7, 0.9]), found)
+
+
+def test_exact_scores_of_a_learner_that_selects_columns():
+    """A transformer that looks at y is fitted with every candidate: the literal loop over values."""
+    X, y, new = table(12, 1)
+    model = make_pipeline(SelectKBest(f_regression, k=1), DecisionTreeRegressor(max_depth=1, random_state=0))
+    reg = FullConformalRegressor(model, method="exact", confidence_level=0.5).fit(X, y)
+    assert reg.method_ == "exact" and "SelectKBest" in reg.method_reason_ and "refits" in reg.guarantee_.reason
+    with pytest.raises(fullconformal.StorageError, match="nothing to save but the data"):
+        reg._fitted.state()
+    for value in (-2.0, 0.1, 3.0):
+        Z, values, scores = np.vstack([X, new]), np.append(y, value), np.empty(13)
+        for i in range(13):
+            rest = np.arange(13) != i
+            scores[i] = abs(values[i] - clone(model).fit(Z[rest], values[rest]).predict(Z[[i]])[0])
+        assert reg.predict_p(new, [value])[0] == pytest.approx((scores >= scores[-1] - 1e-12).sum() / 13)
 
 
 # What is taken, and what is said ------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,8 @@ IntArray = npt.NDArray[np.int64]
 # Models ---------------------------------------------------------------------------------------------------------------
 
 
-class Bands(Protocol):
-    """Fitted models that give a band of each object."""
-
-    def __call__(self, X: Any) -> Band:
-        """Bands of objects, by K models."""
+#: fitted models that give a band of each object, by K models
+Bands = Callable[[Any], Band]
 
 
 @savable

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import Ridge as RidgeModel
 from sklearn.model_selection import KFold
 from sklearn.utils.validation import check_is_fitted
 
@@ -15,7 +16,9 @@ from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray,
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import check_regressor, check_shared, check_whole
 from fullconformal.guarantees import EXACT, TWICE, Guarantee
+from fullconformal.linear.ridge import Ridge
 from fullconformal.methods.parts import check_folds
+from fullconformal.models.objects import dense
 from fullconformal.storage import savable
 
 
@@ -190,52 +193,36 @@ def is_ridge(estimator: Any) -> bool:
     """Whether leaving a point out takes no training: a linear regression by least squares with a penalty αI, or none."""
     if estimator is None:
         return True
-    plain = type(estimator) in (Ridge, LinearRegression) and not estimator.positive
+    plain = type(estimator) in (RidgeModel, LinearRegression) and not estimator.positive
     return plain and np.ndim(getattr(estimator, "alpha", 0.0)) == 0
 
 
 @savable
 @dataclass(frozen=True)
 class LeaveOneOutRidge:
-    """The n ridge regressions on all points but one, by one singular value decomposition of the centred objects, U diag(s) Vᵀ.
+    """The n ridge regressions on all points but one, from the one on all.
 
-    A prediction f(x) = Σ ℓ_i(x)y_i is linear in the numbers, with ℓ(x) = 1/n + U diag(s/(s² + α)) Vᵀ(x − x̄), and left out is a point
-    whose number is replaced by its own prediction: f_−i(x) = f(x) − ℓ_i(x)r_i, with the residual r_i = (y_i − f(x_i))/(1 − ℓ_i(x_i)) of
-    point i when it is left out. Without an intercept, 1/n and x̄ are zero.
+    A prediction f(x) = Σ h_xi·y_i is linear in the numbers, and left out is a point whose number is replaced by its own prediction:
+    f_−i(x) = f(x) − h_xi·r_i, with the residual r_i = (y_i − f(x_i))/(1 − h_i) of point i when it is left out.
     """
 
-    centre: FloatArray
-    directions: FloatArray
-    U: FloatArray
-    y: FloatArray
+    ridge: Ridge
     residual: FloatArray
-    constant: float
 
     @classmethod
     def fit(cls, estimator: Any, X: Any, y: FloatArray) -> LeaveOneOutRidge:
         """From objects X (n, d) and numbers y (n,)."""
         alpha = 1.0 if estimator is None else float(getattr(estimator, "alpha", 0.0))
-        intercept = estimator is None or bool(estimator.fit_intercept)
-        X = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
-        centre = X.mean(axis=0) if intercept else np.zeros(X.shape[1])
-        U, s, Vt = np.linalg.svd(X - centre, full_matrices=False)
-        # Directions that rounding made.
-        kept = s > np.finfo(np.float64).eps * max(X.shape) * s.max(initial=0.0)
-        U, s, Vt = U[:, kept], s[kept], Vt[kept]
-        shrunk, constant = s**2 / (s**2 + alpha), 1 / len(y) if intercept else 0.0
-        leverage = (U**2 * shrunk).sum(axis=1) + constant
-        # The share 1 − ℓ of an error that is left must exceed what rounding makes of it.
-        if (bad := leverage > 1 - 1e-10).any():
+        ridge = Ridge.fit(dense(X).astype(np.float64), y, alpha, estimator is None or bool(estimator.fit_intercept))
+        if (alone := ridge.free_share == 0).any():
             raise ValueError(
-                f"the regression fits point {int(bad.argmax())} (counted from 0) whatever its number, leverage "
-                f"{leverage[int(bad.argmax())]:.12g} ({int(bad.sum())} such points): without it there is no unique fit. Give a penalty, "
-                "Ridge(alpha=...), fewer columns, or more points."
+                f"the regression fits point {int(alone.argmax())} (counted from 0) whatever its number, leverage 1 "
+                f"({int(alone.sum())} such points): without it there is no unique fit. Give a penalty, Ridge(alpha=...), fewer columns, or "
+                "more points."
             )
-        fitted = (U * shrunk) @ (U.T @ y) + constant * y.sum()
-        return cls(centre, Vt.T * (s / (s**2 + alpha)), U, y, (y - fitted) / (1 - leverage), constant)
+        return cls(ridge, ridge.residual / ridge.free_share)
 
     def __call__(self, X: Any) -> Band:
-        X = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
-        weights = ((X - self.centre) @ self.directions) @ self.U.T + self.constant
-        value = (weights @ self.y)[:, None] - weights * self.residual
+        X = dense(X).astype(np.float64)
+        value = self.ridge.predict(X)[:, None] - self.ridge.pairs(X) * self.residual
         return Band(value, value, np.ones_like(value))

@@ -17,26 +17,27 @@ from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
+from fullconformal.estimators.engine import FullConformal
 from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
-from fullconformal.methods.base import Bag, Config, Fitted, Query, Recalibration, by_category, refined
+from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, by_category, refined
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import shape_of
-from fullconformal.models.requirements import fit_transformer, split_pipeline, transform
-from fullconformal.models.transformers import is_fixed, needs_labels, seeded
+from fullconformal.models.requirements import fit_transformer, split_pipeline
+from fullconformal.models.transformers import needs_labels, seeded
 from fullconformal.runtime.hashing import uniforms
-from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
-from fullconformal.storage import LIMITS, StorageError, require, savable
+from fullconformal.runtime.tasks import progress_bar
+from fullconformal.storage import LIMITS, require, savable
 
 
 @savable
-class FullConformalClassifier(ConformalClassifier):
+class FullConformalClassifier(FullConformal, ConformalClassifier):
     """Prediction sets by full conformal prediction from one fit: every labelled point trains and calibrates.
 
     Parameters
@@ -156,11 +157,7 @@ class FullConformalClassifier(ConformalClassifier):
     """
 
     _fitted: Fitted
-    transformer_: Any
-    _input_shape: tuple[int, ...]
     _recalibration: Recalibration | None
-    method_: str
-    method_reason_: str
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "deleted", approximation: str = "direct",
@@ -196,7 +193,7 @@ class FullConformalClassifier(ConformalClassifier):
         """
         validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
-        config = self._config()
+        config = self._config(LOSSES[self.loss] if isinstance(self.loss, str) else self.loss)
         streamed = is_stream(X)
         self._categories = None if streamed else Categories.of(self.categories, X)
         if streamed:
@@ -222,7 +219,7 @@ class FullConformalClassifier(ConformalClassifier):
         self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
         with progress_bar("training", self.verbose) as progress:
             fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
-        if self._refits_transformers(fitted):
+        if self.head is None and self._refits_transformers(fitted):
             fitted = FittedInBag.of(fitted, method, config, self.transformer_, bag)
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
         self.method_, self.method_reason_ = fitted.method, selection.reason
@@ -235,43 +232,6 @@ class FullConformalClassifier(ConformalClassifier):
         promises.warn(fitted, "" if clear else self._caveat, stacklevel=4)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
-
-    def _config(self) -> Config:
-        """How to fit, resolved from the parameters and the machine."""
-        # Fits must be the same when a killed run is started again.
-        resumes = self.method == "exact" or self.checkpoint is not None
-        fixed = resumes and self.random_state is None
-        as_given = [
-            "l2",
-            "prefit",
-            "head",
-            "max_epochs",
-            "curvature",
-            "damping",
-            "approximation",
-            "folds",
-            "repeats",
-            "update",
-        ]
-        return Config(
-            **{name: getattr(self, name) for name in as_given},
-            loss=LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
-            q=validation.SCHEMES[self.scheme],
-            device=validation.device_of(self.device, self.estimator),
-            dtype=validation.DTYPES[self.dtype],
-            memory=int(self.memory_budget * 2**30),
-            seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)),
-            work=self._work(),
-        )
-
-    def _work(self) -> Work:
-        """Who does the work."""
-        return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
-
-    def _refits_transformers(self, fitted: Fitted) -> bool:
-        """Whether a fit that keeps its promise without transformers needs them in the bag to keep it."""
-        learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
-        return learns and fitted.guarantee.is_exact and self.head is None and self.transformers == "bag"
 
     @property
     def _is_diagnosed(self) -> bool:
@@ -348,15 +308,6 @@ class FullConformalClassifier(ConformalClassifier):
         """Probabilities (m, C) of the fitted model; they carry no guarantee."""
         X = self._prepare_inputs(X)
         return self._widened(np.exp(self._fitted.log_proba(X)), 0.0)
-
-    def _prepare_inputs(self, X: Any) -> Any:
-        """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
-        check_is_fitted(self)
-        X = self._checked(X, reset=False)
-        seen = X if self.transformer_ is None else transform(self.transformer_, X)
-        if shape_of(seen) != self._input_shape:
-            raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
-        return X if isinstance(self._fitted, FittedInBag) else seen
 
     def _query(self, X: Any = None, **asked: Any) -> Query:
         """What is asked about objects X, as they were given, by the parameters as they are now."""
@@ -483,10 +434,7 @@ class FullConformalClassifier(ConformalClassifier):
             require(self._input_shape == fitted.input_shape, "shape of objects")
             self._sample = np.zeros((1, *self._input_shape))
         require(_num_samples(self._sample) <= LIMITS.rows, "sample")
-        if not fitted.holds(self._prepare_inputs(self._sample)):
-            raise StorageError(
-                "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
-            )
+        self._verify_transformers()
         proba = self.predict_proba(self._sample)
         require(proba.shape[1:] == (n_classes,) and bool(np.isfinite(proba).all()), "model")
         if fitted.quick:

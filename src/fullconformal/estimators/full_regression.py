@@ -14,32 +14,33 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
+from fullconformal.curvature import CURVATURES
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import whole_or_nothing
-from fullconformal.estimators.categories import as_groups
+from fullconformal.estimators.engine import FullConformal
 from fullconformal.estimators.inputs import first_rows
-from fullconformal.estimators.regression import ConformalRegressor, warn_infinite
+from fullconformal.estimators.regression import ConformalRegressor, group_codes, grouped, warn_infinite
 from fullconformal.estimators.target import Target, learns_values, split_target, without_target
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
-from fullconformal.methods.base import Config, ConformalWarning, Values
+from fullconformal.methods.base import ConformalWarning, Values
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
 from fullconformal.models.objects import shape_of
-from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline, transform
-from fullconformal.models.transformers import is_fixed, seeded
-from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
-from fullconformal.storage import StorageError, require, savable
+from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline
+from fullconformal.models.transformers import seeded
+from fullconformal.runtime.tasks import progress_bar
+from fullconformal.storage import require, savable
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @savable
-class FullConformalRegressor(ConformalRegressor):
+class FullConformalRegressor(FullConformal, ConformalRegressor):
     """Prediction intervals by full conformal prediction from one fit: every point trains and calibrates.
 
     Parameters
@@ -49,15 +50,16 @@ class FullConformalRegressor(ConformalRegressor):
         squared loss, on y in units of its standard deviation. A TransformedTargetRegressor gives intervals of y itself.
     method : {"auto", "exact", "influence", "oob", "folds"} or RegressionMethod, default="auto"
         "exact" is full CP itself, for every value of y at once, without refits: for Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet,
-        KernelRidge, GaussianProcessRegressor with a fixed kernel (``optimizer=None``) and KNeighborsRegressor. "oob" scores a point by the
+        KernelRidge, GaussianProcessRegressor with a fixed kernel (``optimizer=None``) and KNeighborsRegressor; for any other regressor by
+        honest refits at some 40 values of each object, which takes long. "oob" scores a point by the
         trees of a forest (RandomForestRegressor, ExtraTreesRegressor with bootstrap=True, BaggingRegressor) that did not draw it: one fit,
         coverage measured and not proved. "folds" trains any regressor without each of `folds` folds and scores every point by the
         model that has not seen it: valid up to the candidate's own effect on the other models. "influence", for modules and MLPRegressor,
-        is full CP of a network's tangent at the fit (ACP-GN), an approximation. "auto" is exact where that can be, oob for forests,
-        influence for networks that came trained (`prefit`) and where a curvature or damping is given, else folds.
+        is full CP of a network's tangent at the fit (ACP-GN), an approximation. "auto" is exact where that takes no refits, oob for
+        forests, influence for networks that came trained (`prefit`) and where a curvature or damping is given, else folds.
     scheme : {"studentized", "deleted", "ordinary"}, default="studentized"
-        How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN, oob and
-        folds have no leverages: they score a point without it.
+        How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN, oob,
+        folds and refits have no leverages: they score a point without it (refits with "ordinary": with it, n times faster).
     confidence_level : float, default=0.9
         Of intervals, where `predict_interval` is not told otherwise.
     l2 : float, optional
@@ -84,9 +86,10 @@ class FullConformalRegressor(ConformalRegressor):
     memory_budget : float, default=4.0
         GiB that kernel matrices, curvatures and Jacobians may take.
     n_jobs : int, optional
-        Workers for folds, as joblib counts them. By default one process.
+        Workers for folds and refits, as joblib counts them. By default one process.
     checkpoint : path, optional
-        Folder for the networks that folds have finished: a killed `fit` started again with the same data and options goes on from there.
+        Folder for the refits, and the networks of folds, that are finished: a killed run started again with the same data and options goes
+        on from there.
     random_state : int, RandomState or None, default=None
         Seeds training and folds; the exact methods have no use for it.
     verbose : int or None, default=None
@@ -121,11 +124,8 @@ class FullConformalRegressor(ConformalRegressor):
 
     _fitted: FittedRegression
     _target: Target
-    _groups: npt.NDArray[Any] | None
-    transformer_: Any
-    _input_shape: tuple[int, ...]
-    method_: str
-    method_reason_: str
+    _groups: npt.NDArray[np.int64] | None
+    _names: npt.NDArray[Any] | None
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
@@ -163,7 +163,7 @@ class FullConformalRegressor(ConformalRegressor):
         self._check()
         X, y = self._checked(X, y, reset=True)
         transformers, model = self._split()
-        config = self._config(model)
+        config = self._config(SQUARED)
         whole = learns_values(self.estimator)
         selection = select_regression(model, self.method, config, "" if self.transformers == "fixed" else whole)
         method = selection.method
@@ -171,10 +171,8 @@ class FullConformalRegressor(ConformalRegressor):
         self._target = Target() if method.takes_pipeline and whole else Target.of(self.estimator, y)
         self._sample = first_rows(X)
         if method.takes_pipeline:
-            method, transformers = (
-                replace(method, model=self.estimator if whole else without_target(self.estimator)),
-                None,
-            )
+            model, transformers = self.estimator if whole else without_target(self.estimator), None
+            method = replace(method, model=model)
         # Open random states are closed, so that transformers can be fitted to other bags in the same way.
         unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
         self.transformer_, inputs = fit_transformer(unfitted, X, y if whole else None, self.prefit)
@@ -182,39 +180,23 @@ class FullConformalRegressor(ConformalRegressor):
         with progress_bar("training", self.verbose) as progress:
             seen = inputs if method.takes_pipeline else np.asarray(inputs)
             fitted = method.fit(replace(bag, X=seen), replace(config, progress=progress))
-        learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
-        if learns and fitted.guarantee.is_exact and self.transformers == "bag":
+        if self._refits_transformers(fitted):
             fitted = FittedRegressionInBag.of(fitted, method, config, self.transformer_, bag)
         self._fitted = fitted
         self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
         self.method_, self.method_reason_ = self._fitted.method, selection.reason
-        self._groups = None if groups is None else as_groups(groups, len(y))
+        self._names, self._groups = grouped(groups, len(y))
         if told := self._fitted.warnings:
             warnings.warn(f"{'; '.join(told)}.", ConformalWarning, stacklevel=3)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
-    def _config(self, model: Any) -> Config:
-        """How to fit, resolved from the parameters and the machine."""
-        # Fits must be the same when a killed run is started again.
-        fixed = self.checkpoint is not None and self.random_state is None
-        return Config(
-            l2=self.l2, prefit=self.prefit, max_epochs=self.max_epochs, loss=SQUARED, curvature=self.curvature, damping=self.damping,
-            q=validation.SCHEMES[self.scheme], folds=self.folds, repeats=self.repeats, device=validation.device_of(self.device, model),
-            dtype=validation.DTYPES[self.dtype], memory=int(self.memory_budget * 2**30),
-            seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)),
-            work=Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing),
-        )  # fmt: skip
-
     def _check(self) -> None:
         """Raise if a parameter is invalid, before anything long begins."""
         if not isinstance(self.method, RegressionMethod):
             validation.check_option("method", self.method, REGRESSION_METHODS)
-        validation.check_option("transformers", self.transformers, ("bag", "fixed"))
-        validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
         validation.check_level(self.confidence_level)
-        validation.check_number("memory_budget", self.memory_budget, 0, "a number of GiB > 0", strict=True)
-        validation.check_network(self)
+        validation.check_engine(self, tuple(name for name in CURVATURES if name != "hessian"))
         model = self._split()[1]
         if isinstance(model, nn.Module):
             check_module(model, frozen_allowed=self.prefit)
@@ -252,15 +234,24 @@ class FullConformalRegressor(ConformalRegressor):
         ------
         Steps
         """
-        return self._steps_at(None, X, weights=weights, groups=groups)
+        return self._asked_steps(X, weights, groups)
 
-    def _steps_at(  # type: ignore[override]
-        self, levels: FloatArray | None, X: Any, *, weights: tuple[Any, Any] | None = None, groups: Any = None
+    def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
+        return self._asked_steps(X, levels=levels, **options)
+
+    def _steps_of(self, values: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
+        return self._asked_steps(X, values=values, **options)
+
+    def _asked_steps(
+        self, X: Any, weights: Any = None, groups: Any = None, levels: FloatArray | None = None, values: Any = None
     ) -> Iterator[Steps]:
+        """p(y) of objects X, all of it or what is asked of it."""
         inputs = self._prepare_inputs(X)
-        with progress_bar("intervals", self.verbose) as progress:
+        with progress_bar("intervals", self.verbose) as progress, np.errstate(invalid="ignore", divide="ignore"):
             query = self._comparison(_num_samples(X), weights, groups)
-            for steps in self._fitted.steps(inputs, replace(query, progress=progress, levels=levels)):
+            values = None if values is None else self._target.forward(values)
+            query = replace(query, progress=progress, levels=levels, values=values)
+            for steps in self._fitted.steps(inputs, query):
                 yield self._target.steps(steps)
 
     def predict_cdf(self, X: Any, y: Any, *, tau: float = 0.5) -> FloatArray:
@@ -281,13 +272,7 @@ class FullConformalRegressor(ConformalRegressor):
         ndarray of the shape of y
         """
         validation.check_number("tau", tau, 0, "a number in [0, 1]")
-        numbers = self._numbers(X, y)
-        columns = numbers[:, None] if numbers.ndim == 1 else numbers
-        parts, start = [], 0
-        for part in self._distributions(X):
-            parts.append(part.cdf(columns[start : start + len(part)], tau))
-            start += len(part)
-        return np.concatenate(parts).reshape(numbers.shape)
+        return self._at_numbers(X, y, lambda _: self._distributions(X), lambda part, at: part.cdf(at, tau))
 
     def predict_quantile(self, X: Any, q: Any) -> FloatArray:
         """Quantiles of the conformal predictive distribution: the value lies below with probability q or more.
@@ -317,31 +302,13 @@ class FullConformalRegressor(ConformalRegressor):
         query = self._comparison(_num_samples(X), None, None)
         return (self._target.distribution(part) for part in self._fitted.distributions(inputs, query))
 
-    def _prepare_inputs(self, X: Any) -> Any:
-        """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
-        check_is_fitted(self)
-        validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
-        X = self._checked(X, reset=False)
-        seen = X if self.transformer_ is None else transform(self.transformer_, X)
-        if shape_of(seen) != self._input_shape:
-            raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
-        return X if isinstance(self._fitted, FittedRegressionInBag) else seen
-
     def _comparison(self, m: int, weights: Any, groups: Any) -> Comparison:
         """With whom m candidates are compared."""
-        n, known = self._fitted.n, self._groups
-        points, own = validation.check_weights(weights, n, m)
-        if (groups is None) != (known is None):
-            raise ValueError(
-                "groups= must be given to fit and to predictions, or to neither: "
-                + ("fit was not given any." if known is None else "fit was given groups.")
-            )
+        validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
+        points, own = validation.check_weights(weights, self._fitted.n, m)
         codes = None
-        if known is not None:
-            names = np.unique(known)
-            asked = as_groups(groups, m)
-            place = np.searchsorted(names, asked).clip(max=len(names) - 1)
-            codes = np.searchsorted(names, known), np.where(names[place] == asked, place, -1)
+        if (asked := group_codes(self._names, groups, m)) is not None and self._groups is not None:
+            codes = self._groups, asked
         return Comparison(validation.SCHEMES[self.scheme], points, None if weights is None else own[:, 0], codes)
 
     # Trust ------------------------------------------------------------------------------------------------------------
@@ -378,7 +345,7 @@ class FullConformalRegressor(ConformalRegressor):
             )
         if model is None:
             model = Ridge(alpha=n * (L2_LINEAR if self.l2 is None else self.l2))
-        rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme]
+        rng, q = check_random_state(random_state), validation.SCHEMES[self.scheme] if self._fitted.takes_scheme else 1.0
         with progress_bar("refits", self.verbose) as progress:
             return audit_regression(
                 self._fitted, model, X, n_pairs, max_refits, q, self.confidence_level, rng, progress
@@ -386,7 +353,7 @@ class FullConformalRegressor(ConformalRegressor):
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 5) -> None:
         """Warn where a level needs more points than there are, or than a group has: intervals are then infinite."""
-        smallest = self._fitted.n if self._groups is None else int(np.unique(self._groups, return_counts=True)[1].min())
+        smallest = self._fitted.n if self._groups is None else int(np.bincount(self._groups).min())
         kind = "training" if self._groups is None else "training (in the smallest group)"
         warn_infinite(smallest, levels, kind, stacklevel)
 
@@ -414,10 +381,8 @@ class FullConformalRegressor(ConformalRegressor):
         require(isinstance(fitted, FittedRegression) and fitted.method == self.method_, "method")
         require(isinstance(self._target, Target) and self.n_samples_fit_ == fitted.n, "points")
         if self._groups is not None:
-            require(isinstance(self._groups, np.ndarray) and self._groups.shape == (fitted.n,), "groups")
-        if not fitted.holds(self._prepare_inputs(self._sample)):
-            raise StorageError(
-                "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
-            )
+            known = 0 if self._names is None else len(self._names)
+            require(self._groups.shape == (fitted.n,) and bool(np.isin(self._groups, np.arange(known)).all()), "groups")
+        self._verify_transformers()
         if self._groups is None:
             self.verify_intervals()

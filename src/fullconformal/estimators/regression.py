@@ -69,6 +69,10 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         """Step functions of which intervals at these levels are asked, nothing else."""
         return self.predict_steps(X, **options)
 
+    def _steps_of(self, values: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
+        """Step functions of which p-values of numbers (m, k) are asked, nothing else."""
+        return self.predict_steps(X, **options)
+
     def predict_set(self, X: Any, confidence_level: float | None = None, **options: Any) -> list[FloatArray]:
         """All y with a p-value above 1 − confidence_level, as a union of closed intervals.
 
@@ -107,28 +111,23 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         -------
         ndarray of the shape of y
         """
+        return self._at_numbers(X, y, lambda columns: self._steps_of(columns, X, **options), Steps.p)
+
+    def _at_numbers(self, X: Any, y: Any, blocks: Any, ask: Any) -> FloatArray:
+        """What is asked of blocks of objects at numbers y, one or k for each, in the shape of y."""
         numbers = self._numbers(X, y)
         columns = numbers[:, None] if numbers.ndim == 1 else numbers
         parts, start = [], 0
-        for steps in self.predict_steps(X, **options):
-            parts.append(steps.p(columns[start : start + len(steps)]))
-            start += len(steps)
+        for block in blocks(columns):
+            parts.append(ask(block, columns[start : start + len(block)]))
+            start += len(block)
         return np.concatenate(parts).reshape(numbers.shape)
 
     def report(
-        self,
-        X: Any,
-        y: Any,
-        path: str | Path = "report.html",
-        *,
-        feature_names: Sequence[Any] | None = None,
-        others: Mapping[str, Any] | None = None,
-        title: str = "Prediction intervals",
-        identifiers: Sequence[Any] | None = None,
-        by: Any = None,
-        diagnostics: Sequence[str] = (),
-        **options: Any,
-    ) -> Path:
+        self, X: Any, y: Any, path: str | Path = "report.html", *, feature_names: Sequence[Any] | None = None, others:
+        Mapping[str, Any] | None = None, title: str = "Prediction intervals", identifiers: Sequence[Any] | None = None, by: Any =
+        None, diagnostics: Sequence[str] = (), **options: Any,
+    ) -> Path:  # fmt: skip
         """Write a page about the intervals of labelled objects: one HTML file that needs no network.
 
         Parameters
@@ -256,12 +255,12 @@ class HeldOutRegressor(ConformalRegressor):
         self.n_samples_fit_, self._sample, self._sample_groups = len(y), inputs.first_rows(X), None
         rng = check_random_state(self.random_state)
         config = Config(seed=int(rng.randint(2**31)), work=Work(getattr(self, "n_jobs", None)))
-        names, of_point = (None, None) if groups is None else np.unique(as_groups(groups, len(y)), return_inverse=True)
+        names, of_point = grouped(groups, len(y))
         fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose)
         found, scored = self._calibrate(fit)
         if names is not None and of_point is not None:
             self._sample_groups = names[of_point[: _num_samples(self._sample)]]
-            group = of_point[scored].astype(np.int64)
+            group = of_point[scored]
             found = CalibratedBands(found.bands, found.score, found.model, found.rule, group, names)
         self._calibrated = found
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
@@ -315,17 +314,7 @@ class HeldOutRegressor(ConformalRegressor):
 
     def _groups_of(self, X: Any, groups: Any) -> IntArray | None:
         """Groups of objects as numbers (m,), −1 for one without points; None where there are no groups."""
-        names = self._calibrated.names
-        if (names is None) != (groups is None):
-            told = "was not given groups" if names is None else "was given groups"
-            raise ValueError(
-                f"fit {told}; give predictions {'none' if names is None else 'the groups of their objects'}."
-            )
-        if names is None:
-            return None
-        known = {name: k for k, name in enumerate(names.tolist())}
-        given = as_groups(groups, _num_samples(X)).tolist()
-        return np.array([known.get(name, -1) for name in given], dtype=np.int64)
+        return group_codes(self._calibrated.names, groups, _num_samples(X))
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
         """Warn where a level needs more points than calibrate: intervals are then infinite."""
@@ -342,6 +331,27 @@ class HeldOutRegressor(ConformalRegressor):
         """Checked objects."""
         check_is_fitted(self)
         return self._checked(X, reset=False)
+
+
+def grouped(groups: Any, n: int) -> tuple[npt.NDArray[Any], IntArray] | tuple[None, None]:
+    """The names of groups, in order, and the place among them of each of n points; None where there are no groups."""
+    if groups is None:
+        return None, None
+    names, index = np.unique(as_groups(groups, n), return_inverse=True)
+    return names, index.astype(np.int64)
+
+
+def group_codes(names: npt.NDArray[Any] | None, groups: Any, m: int) -> IntArray | None:
+    """The places (m,) of objects' groups among the names, −1 for one without points; None where there are no groups."""
+    if (names is None) != (groups is None):
+        raise ValueError(
+            "groups= must be given to fit and to predictions, or to neither: "
+            + ("fit was not given any." if names is None else "fit was given groups.")
+        )
+    if names is None:
+        return None
+    known = {name: k for k, name in enumerate(names.tolist())}
+    return np.array([known.get(name, -1) for name in as_groups(groups, m).tolist()], dtype=np.int64)
 
 
 def warn_infinite(n: int, levels: FloatArray, kind: str, stacklevel: int) -> None:

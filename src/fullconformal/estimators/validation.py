@@ -118,16 +118,21 @@ def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int
     return index
 
 
-def check_network(reg: Any) -> None:
-    """Raise if a parameter of a regressor that concerns networks is invalid."""
-    if not isinstance(reg.curvature, Curvature):
-        check_option("curvature", reg.curvature, ("auto", *(name for name in CURVATURES if name != "hessian")))
-    if reg.damping is not None:
-        check_number("damping", reg.damping, 0, "None or a number ≥ 0")
-    check_shared(reg)
-    check_whole("folds", reg.folds, 2, "a whole number ≥ 2")
-    check_whole("repeats", reg.repeats, 1, "a whole number ≥ 1")
-    check_option("dtype", reg.dtype, tuple(DTYPES))
+def check_engine(est: Any, curvatures: tuple[str, ...]) -> None:
+    """Raise if a parameter of full CP that labels and values share is invalid."""
+    check_shared(est)
+    check_option("transformers", est.transformers, ("bag", "fixed"))
+    check_option("scheme", est.scheme, tuple(SCHEMES))
+    check_whole("folds", est.folds, 2, "a whole number ≥ 2")
+    check_whole("repeats", est.repeats, 1, "a whole number ≥ 1")
+    if not isinstance(est.curvature, Curvature):
+        check_option("curvature", est.curvature, ("auto", *curvatures))
+    if est.damping is not None:
+        check_number("damping", est.damping, 0, "None or a number ≥ 0")
+        if isinstance(est.curvature, Curvature):
+            raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
+    check_number("memory_budget", est.memory_budget, 0, "a number of GiB > 0", strict=True)
+    check_option("dtype", est.dtype, tuple(DTYPES))
 
 
 def check_full(clf: Any) -> None:
@@ -135,26 +140,15 @@ def check_full(clf: Any) -> None:
     own_method = isinstance(clf.method, Method)
     if not own_method:
         check_option("method", clf.method, METHODS)
-    check_option("transformers", clf.transformers, ("bag", "fixed"))
+    check_engine(clf, (*CURVATURES, "last_layer_kron"))
     check_scores(clf)
-    check_whole("folds", clf.folds, 2, "a whole number ≥ 2")
-    check_whole("repeats", clf.repeats, 1, "a whole number ≥ 1")
     check_option("update", clf.update, UPDATES)
     if clf.method == "folds" and clf.scheme != "deleted":
         raise ValueError(
             f"scheme={clf.scheme!r} does not go with method='folds': no model has seen the point that it scores; take 'deleted'."
         )
-    if not isinstance(clf.curvature, Curvature):
-        check_option("curvature", clf.curvature, ("auto", *CURVATURES, "last_layer_kron"))
     if not isinstance(clf.loss, Loss):
         check_option("loss", clf.loss, tuple(LOSSES))
-    if clf.damping is not None:
-        check_number("damping", clf.damping, 0, "None or a number ≥ 0")
-        if isinstance(clf.curvature, Curvature):
-            raise ValueError("damping was given twice: a Curvature object carries its own, so leave damping=None.")
-    check_shared(clf)
-    check_number("memory_budget", clf.memory_budget, 0, "a number of GiB > 0", strict=True)
-    check_option("dtype", clf.dtype, tuple(DTYPES))
     final = split_pipeline(clf.estimator)[1]
     if is_neighbors(final) and clf.method in ("influence", "symmetric"):
         raise ValueError(

@@ -154,6 +154,11 @@ class Ridge:
         """h_i (n,)."""
         return 1 - self.free_share
 
+    def pairs(self, X: FloatArray) -> FloatArray:
+        """h_xi (m, n) of objects X (m, d) and the points."""
+        signs = np.where(self.residual < 0, -1.0, 1.0)
+        return (X - self.mean) @ self.axes / self.root @ self.rows.T * signs + self.constant
+
     def lines(
         self, X: FloatArray, q: float, step: int = 2**62, points: npt.NDArray[np.intp] | slice = slice(None)
     ) -> Iterator[Lines]:

@@ -203,15 +203,9 @@ def label_chances(p: npt.NDArray[np.float64], proba: npt.NDArray[np.float64], le
 
 
 def audit_fitted(
-    fitted: Fitted,
-    X: Any,
-    query: Query,
-    n_pairs: int,
-    max_refits: int,
-    level: float,
-    rng: np.random.RandomState,
-    progress: Progress | None,
-) -> Audit:
+    fitted: Fitted, X: Any, query: Query, n_pairs: int, max_refits: int, level: float, rng: np.random.RandomState, progress:
+    Progress | None,
+) -> Audit:  # fmt: skip
     """Audit of a fitted method on pairs of objects X (m, ...) and labels.
 
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.

@@ -153,14 +153,15 @@ class FittedProblem(Fitted):
 
 @dataclass(frozen=True)
 class FitScore:
-    """Trains a classifier anew on a bag, which may lack classes, and returns its log-probabilities as a function."""
+    """Trains a model anew on a bag, which may lack classes, and returns its outputs as a function; without classes, a regressor."""
 
     estimator: Any
     config: Config
-    classes: npt.NDArray[Any]
+    classes: npt.NDArray[Any] | None
 
-    def __call__(self, X: Any, y: IntArray) -> Model:
-        return fit_model(self.estimator, Bag(X, y, self.classes), self.config)
+    def __call__(self, X: Any, y: Any) -> Model:
+        bag = Values(X, y) if self.classes is None else Bag(X, y, self.classes)
+        return fit_model(self.estimator, bag, self.config)
 
 
 def fit_model(estimator: Any, bag: Bag | Values, config: Config) -> Model:

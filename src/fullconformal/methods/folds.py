@@ -98,13 +98,13 @@ class FittedFolds(Fitted):
     method = "folds"
 
     def __init__(
-        self, models: list[Any], fold: IntArray, alpha: FloatArray, labels: IntArray, n_classes: int, folds: int, seed: int,
-        score: ConformityScore, steps: list[Any] | None = None, grouped: bool = False, honest: FoldRefits | None = None,
+        self, trained: FoldModels, alpha: FloatArray, labels: IntArray, n_classes: int, score: ConformityScore,
+        steps: list[Any] | None = None, grouped: bool = False, honest: FoldRefits | None = None,
     ):  # fmt: skip
-        """Models in the order of repeats and folds, folds `fold` (R, n) and scores alpha (n,) of the points, steps for ``influence``."""
+        """Models without each fold, scores alpha (n,) of the points, steps for ``influence``."""
         super().__init__(labels, n_classes)
-        self.trained = FoldModels(models, fold, folds, seed)
-        self.models, self.fold, self.alpha, self.score = models, fold, alpha, score
+        self.trained, self.alpha, self.score = trained, alpha, score
+        self.models, self.fold = trained.models, trained.fold
         self.steps, self.grouped, self.honest = steps, grouped, honest
         added = "are trained without it" if steps is None else "are moved by one step of influence"
         self.guarantee = self.trained.promise(added, grouped)
@@ -189,25 +189,24 @@ class FittedFolds(Fitted):
 
     def state(self) -> dict[str, Any]:
         return {
-            "models": self.models, "fold": self.fold, "alpha": self.alpha, "labels": self.labels,
-            "n_classes": self.n_classes, "folds": self.trained.folds, "seed": self.trained.seed, "score": self.score,
-            "steps": self.steps, "grouped": self.grouped,
+            "trained": self.trained, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes,
+            "score": self.score, "steps": self.steps, "grouped": self.grouped,
         }  # fmt: skip
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        n_classes, folds, seed = (expect(state[name], int) for name in ("n_classes", "folds", "seed"))
-        fold, alpha, labels = (expect(state[name], np.ndarray) for name in ("fold", "alpha", "labels"))
-        models, steps = expect(state["models"], list), expect(state["steps"], list, type(None))
+        trained, n_classes = expect(state["trained"], FoldModels), expect(state["n_classes"], int)
+        alpha, labels = (expect(state[name], np.ndarray) for name in ("alpha", "labels"))
+        steps = expect(state["steps"], list, type(None))
         require(alpha.dtype == np.float64 and alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
-        FoldModels(models, fold, folds, seed).verify(len(labels), n_classes)
-        require(steps is None or (len(steps) == folds and len(fold) == 1), "steps")
+        trained.verify(len(labels), n_classes)
+        require(steps is None or (len(steps) == trained.folds and len(trained.fold) == 1), "steps")
         for k, step in enumerate(steps or []):
-            size = int((fold[0] == k).sum())
+            size = int((trained.fold[0] == k).sum())
             whole = step is None or (isinstance(step, Step) and step.solved.shape == (size, step.problem.p))
             require(whole and (step is None or bool(step.solved.isfinite().all())), "steps")
         score = expect(state["score"], ConformityScore)
-        return cls(models, fold, alpha, labels, n_classes, folds, seed, score, steps, expect(state["grouped"], bool))
+        return cls(trained, alpha, labels, n_classes, score, steps, expect(state["grouped"], bool))
 
 
 def check_trainings(folds: int, n: int, config: Config) -> None:
@@ -271,7 +270,7 @@ class Folds(Method):
         )
         alpha = point_scores(self.score, outputs, bag.y)
         return FittedFolds(
-            models, honest.fold, alpha, bag.y, bag.n_classes, self.folds, config.seed, self.score,
+            FoldModels(models, honest.fold, self.folds, config.seed), alpha, bag.y, bag.n_classes, self.score,
             steps if self.update == "influence" else None, bag.groups is not None, honest,
         )  # fmt: skip
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fullconformal.curvature.base import Factor
 from fullconformal.curvature.select import hold_fixed, trainable
 from fullconformal.guarantees import APPROXIMATE
-from fullconformal.intervals import Distribution, Steps
 from fullconformal.linear.ridge import ALONE, Lines, lines_of
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import fit_foreign, fit_network, to_device
@@ -26,12 +25,10 @@ from fullconformal.methods.influence import choice_of
 from fullconformal.methods.regression import (
     Comparison,
     Figures,
-    FittedRegression,
+    FittedLines,
     RegressionMethod,
     blocks,
-    distribution_of,
     saved_bag,
-    steps_of,
 )
 from fullconformal.models.adapters import adapt
 from fullconformal.models.requirements import to_tensor
@@ -40,7 +37,7 @@ from fullconformal.storage import budget, expect, require, savable
 
 
 @savable
-class FittedTangent(FittedRegression):
+class FittedTangent(FittedLines):
     """A network at its fit, and the half-solved Jacobians of the training points where they fit the memory."""
 
     method = "influence"
@@ -84,6 +81,7 @@ class FittedTangent(FittedRegression):
         return np.asarray(self.centre + self.scale * f)
 
     def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
+        X = np.asarray(X)
         # A leverage of one or more is no leverage: the curvature is too crude there. Such points count always.
         wrong = self.leverage >= 1 - ALONE
         eps = torch.finfo(self.problem.X.dtype).eps
@@ -101,12 +99,6 @@ class FittedTangent(FittedRegression):
 
     def _training(self, at: slice) -> Tensor:
         return self._half(self.problem.X[at]) if self.half is None else self.half[at]
-
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
-        return (steps_of(lines, query, at) for at, lines in self._lines(np.asarray(X), query))
-
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
-        return (distribution_of(lines) for _, lines in self._lines(np.asarray(X), query))
 
     @property
     def figures(self) -> Figures:

@@ -149,29 +149,70 @@ def mean_outputs(
 
 
 @savable
+@dataclass(frozen=True)
+class Forest:
+    """A fitted ensemble, the share of its members that scores a candidate, the seed these are drawn by, and the first training objects."""
+
+    model: Any
+    share: float
+    seed: int
+    first: FloatArray
+
+    @classmethod
+    def fit(cls, model: Any, X: Any, y: Any, seed: int) -> Self:
+        """Of an ensemble as it was given, fitted to objects X (n, d) and labels or values y (n,)."""
+        check_forest(model)
+        first = np.array(np.asarray(X)[:KEPT], dtype=np.float64)
+        return cls(fit_foreign(model, np.asarray(X), y, seed), share_missed(model, len(y) + 1), seed, first)
+
+    def __len__(self) -> int:
+        return len(self.model.estimators_)
+
+    @property
+    def few(self) -> str:
+        """How many members score a point, in words."""
+        return f"{len(self)} trees leave about {self.share * len(self):.0f} to score a point"
+
+    def left_out(self, X: Any, n_classes: int, other: float | None = None) -> FloatArray:
+        """Mean outputs (n, C) for the training objects by the members that did not draw them."""
+        return mean_outputs(self.model, np.asarray(X), out_of_bag(self.model, len(X)), n_classes, other)
+
+    def candidates(self, X: Any, n_classes: int, other: float | None = None) -> FloatArray:
+        """Mean outputs (m, C) for objects X by the members that score their candidates."""
+        members = kept_members(np.asarray(X, dtype=np.float64), len(self), self.share, self.seed)
+        return mean_outputs(self.model, np.asarray(X), members, n_classes, other)
+
+    def holds(self, X: Any) -> bool:
+        """Whether objects X are the first training points."""
+        return starts_with(self.first, X[:KEPT])
+
+    def verify(self, kinds: Any) -> None:
+        """Raise where a loaded one is not whole."""
+        require(isinstance(self.model, kinds) and isinstance(self.model.estimators_, list), "forest")
+        require(0 < self.share <= 1 and 0 <= self.seed < 2**63, "share of the trees")
+
+
+@savable
 class FittedOutOfBag(Fitted):
-    """A forest, the out-of-bag scores (n,) of its training points, and the share of the trees that scores a candidate."""
+    """A forest, and the out-of-bag scores (n,) of its training points."""
 
     method = "oob"
     guarantee = PROMISE
 
-    def __init__(
-        self, model: Any, alpha: FloatArray, labels: IntArray, n_classes: int, share: float, seed: int, first: FloatArray
-    ):  # fmt: skip
+    def __init__(self, forest: Forest, alpha: FloatArray, labels: IntArray, n_classes: int):
         super().__init__(labels, n_classes)
-        self.model, self.alpha, self.share, self.seed, self.first = model, alpha, share, seed, first
+        self.forest, self.alpha = forest, alpha
 
     def holds(self, X: Any) -> bool:
-        return starts_with(self.first, X[:KEPT])
+        return self.forest.holds(X)
 
     def log_proba(self, X: Any) -> FloatArray:
-        everyone = np.ones((len(X), len(self.model.estimators_)), dtype=bool)
-        return log_of(mean_outputs(self.model, X, everyone, self.n_classes))
+        everyone = np.ones((len(X), len(self.forest)), dtype=bool)
+        return log_of(mean_outputs(self.forest.model, X, everyone, self.n_classes))
 
     def candidate_scores(self, X: Any) -> FloatArray:
         """Scores τ (m, C) of the candidates of objects X."""
-        members = kept_members(np.asarray(X, dtype=np.float64), len(self.model.estimators_), self.share, self.seed)
-        return 1 - mean_outputs(self.model, X, members, self.n_classes)
+        return 1 - self.forest.candidates(X, self.n_classes)
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         tau = self.candidate_scores(X)
@@ -181,35 +222,31 @@ class FittedOutOfBag(Fitted):
         if query.q != 1:
             raise ValueError("out-of-bag scores are of trees that have not seen the point: use scheme='deleted'.")
         # A mean of B numbers in [0, 1] is off by at most B units of rounding, eps/2, one minus it by one more; two scores by twice that.
-        tie = (len(self.model.estimators_) + 1) * float(np.finfo(np.float64).eps)
+        tie = (len(self.forest) + 1) * float(np.finfo(np.float64).eps)
         return pvalues.rank_weights(self.alpha, self.candidate_scores(X), tie, self.weight(query))
 
     @property
     def warnings(self) -> list[str]:
         """Of too few trees: points of whose label no tree thought are all tied, and so are the labels of which none thinks."""
-        tied, members = float((self.alpha >= 1).mean()), len(self.model.estimators_)
-        if tied <= 0.05 or members >= 100:
+        tied = float((self.alpha >= 1).mean())
+        if tied <= 0.05 or len(self.forest) >= 100:
             return []
         return [
-            f"{members} trees leave about {self.share * members:.0f} to score a point, and for {tied:.0%} of the training points none of "
-            f"them chose the true label: above {1 - tied:.0%} confidence sets hold every label; grow more trees (n_estimators=300)"
+            f"{self.forest.few}, and for {tied:.0%} of the training points none of them chose the true label: above {1 - tied:.0%} "
+            "confidence sets hold every label; grow more trees (n_estimators=300)"
         ]
 
     def state(self) -> dict[str, Any]:
-        """The forest and its out-of-bag scores; of the training objects the first few."""
-        return {
-            "model": self.model, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes,
-            "share": self.share, "seed": self.seed, "first": self.first,
-        }  # fmt: skip
+        """The forest and its out-of-bag scores."""
+        return {"forest": self.forest, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same, with as many scores as labels."""
         fitted = cls(**state)
-        require(isinstance(fitted.model, CLASSIFIERS) and isinstance(fitted.model.estimators_, list), "forest")
+        expect(fitted.forest, Forest).verify(CLASSIFIERS)
         alpha, labels = expect(fitted.alpha, np.ndarray), expect(fitted.labels, np.ndarray)
         require(alpha.ndim == 1 and alpha.shape == labels.shape and bool(np.isfinite(alpha).all()), "scores")
-        require(0 < expect(fitted.share, float) <= 1 and 0 <= expect(fitted.seed, int) < 2**63, "share of the trees")
         return fitted
 
 
@@ -220,11 +257,6 @@ class OutOfBag(Method):
     name = "oob"
 
     def fit(self, bag: Bag, config: Config) -> FittedOutOfBag:
-        check_forest(self.model)
-        X, n = np.asarray(bag.X), len(bag.y)
-        model = fit_foreign(self.model, X, bag.classes[bag.y], config.seed)
-        proba = mean_outputs(model, X, out_of_bag(model, n), bag.n_classes)
-        share = share_missed(model, n + 1)
-        alpha = 1 - proba[np.arange(n), bag.y]
-        first = np.array(X[:KEPT], dtype=np.float64)
-        return FittedOutOfBag(model, alpha, bag.y, bag.n_classes, share, config.seed, first)
+        forest = Forest.fit(self.model, bag.X, bag.classes[bag.y], config.seed)
+        alpha = 1 - forest.left_out(bag.X, bag.n_classes)[np.arange(len(bag.y)), bag.y]
+        return FittedOutOfBag(forest, alpha, bag.y, bag.n_classes)

@@ -277,12 +277,8 @@ class FoldModels:
         require(self.folds >= 2 and len(self.models) == len(fold) * self.folds > 0, "folds")
         require(bool(((fold >= 0) & (fold < self.folds)).all()), "folds")
         kind = Prediction if n_classes == 1 else LogProba
-        require(all(model_kind(model) is kind and model.n_classes == n_classes for model in self.models), "models")
-
-
-def model_kind(model: Any) -> type:
-    """What kind of outputs a loaded model has."""
-    return type(model.model if isinstance(model, Piped) else model)
+        finals = [model.model if isinstance(model, Piped) else model for model in self.models]
+        require(all(type(model) is kind and model.n_classes == n_classes for model in finals), "models")
 
 
 # Honest candidates ----------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Full conformal prediction of any classifier, by honest refits.
+"""Full conformal prediction of any classifier or regressor, by honest refits.
 
     ordinary (q = 0)    α_i = ℓ(z_i; Z ∪ ẑ)              α_{n+1} = ℓ(ẑ; Z ∪ ẑ)        m·C fits
     deleted  (q = 1)    α_i = ℓ(z_i; Z ∪ ẑ ∖ z_i)        α_{n+1} = ℓ(ẑ; Z)            m·C·n + 1 fits
 
-ℓ(z; bag) is the log loss at z of a model trained on the bag. Every bag is handed over in an order that depends on its points alone
-(that of their hashes), so training that is reproducible is a symmetric function of the bag, as the guarantee asks, even where it
-depends on the order of its rows; and a candidate equal to a training point is tied with it.
+ℓ(z; bag) is the log loss at z of a model trained on the bag, of a regressor the absolute residual. Every bag is handed over in an order
+that depends on its points alone (that of their hashes), so training that is reproducible is a symmetric function of the bag, as the
+guarantee asks, even where it depends on the order of its rows; and a candidate equal to a training point is tied with it.
 
 Fits are numbered, candidate by candidate; a task is a range of them. Finished tasks are kept in the checkpoint's folder, one file each,
 so a run that was killed goes on from there.
@@ -40,21 +40,10 @@ TASK_SECONDS = 1.0
 
 
 def refit_counts(
-    fit_score: Train,
-    X: Array,
-    y: Array,
-    n_classes: int,
-    X_test: Array,
-    q: float,
-    weight: FloatArray | None = None,
-    n_jobs: int | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    report: Callable[[str], None] = say_nothing,
-    *,
-    key: str = "",
-    eps: float | None = None,
-) -> tuple[FloatArray, FloatArray]:
+    fit_score: Train, X: Array, y: Array, n_classes: int, X_test: Array, q: float, weight: FloatArray | None = None, n_jobs: int |
+    None = None, checkpoint: str | os.PathLike[str] | None = None, progress: Progress | None = None, report: Callable[[str], None]
+    = say_nothing, *, key: str = "", eps: float | None = None,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Weight (m, C) of the training points whose score is above, and tied with, each candidate's.
 
     Parameters
@@ -98,7 +87,8 @@ def refit_counts(
     X, y, X_test = np.asarray(X), np.asarray(y), np.asarray(X_test)
     check(X, X_test, q, checkpoint is not None and not key)
     n, m = len(X), len(X_test)
-    refits = Refits.of(fit_score, X, y, n_classes, X_test, q == 1)
+    labels = np.tile(np.arange(n_classes), (m, 1))
+    refits = Refits.of(fit_score, X, y, X_test, labels, q == 1, LabelLosses(n_classes))
     parts = Work(n_jobs, checkpoint, report).parts()
     digest = fingerprint(repr((n_classes, int(q), key)), X, y, X_test)
     parts, _ = parts.open({"fingerprint": digest, "key": key, "q": int(q), "n": n, "m": m})
@@ -136,7 +126,7 @@ def orders(
     for start, scores in run(refits, parts, seconds, n_jobs, progress):
         at = np.arange(start, start + len(scores))
         alpha, own = (scores[:, :-1], scores[:, -1:]) if tau is None else (scores, tau.reshape(-1, 1)[at // n])
-        tie = np.minimum(TIED * eps * np.abs(own), 1.0)
+        tie = refits.score.tie(own, eps)
         order.reshape(-1, alpha.shape[1])[at] = pvalues.order(alpha, own, tie)
     return order
 
@@ -193,23 +183,63 @@ def candidate_scores(refits: Refits, parts: Parts) -> tuple[FloatArray, list[flo
 
 
 @dataclass(frozen=True)
+class LabelLosses:
+    """Losses of labels, from log-probabilities."""
+
+    n_classes: int
+
+    def __call__(self, outputs: Array, y: Array) -> FloatArray:
+        """−log p (k,) of labels y (k,), from log-probabilities (k, C)."""
+        losses: FloatArray = -np.asarray(outputs, dtype=np.float64)
+        expected = (len(y), self.n_classes)
+        if losses.shape != expected:
+            raise ValueError(f"fit_score's function gave log-probabilities of shape {losses.shape}, not {expected}.")
+        if np.isnan(losses).any():
+            raise ValueError("fit_score's function gave NaN as a log-probability; give −inf for what is impossible.")
+        return np.asarray(losses[np.arange(len(y)), y])
+
+    def tie(self, own: FloatArray, eps: float) -> FloatArray:
+        """How far apart losses are tied with those of candidates."""
+        return np.minimum(TIED * eps * np.abs(own), 1.0)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Absolute residuals of values, the largest of which is given."""
+
+    largest: float
+
+    def __call__(self, outputs: Array, y: Array) -> FloatArray:
+        """|y − f| (k,) of values y (k,), from predictions (k, 1)."""
+        return np.asarray(np.abs(y - np.asarray(outputs)[:, 0]))
+
+    def tie(self, own: FloatArray, eps: float) -> FloatArray:
+        """How far apart residuals are tied with those of candidates."""
+        return TIED * eps * (own + self.largest)
+
+
+@dataclass(frozen=True)
 class Refits:
-    """The fits that a problem asks for, numbered: points (n+m, ...), labels (n,), hashes (n,) and those of the candidates (m, C)."""
+    """The fits that a problem asks for, numbered: points (n+m, ...), labels or values (n,), hashes (n,); those of the candidates (m, C)."""
 
     fit_score: Train
     points: Array
     y: Array
     hashes: npt.NDArray[np.uint64]
+    candidates: Array
     candidate_hashes: npt.NDArray[np.uint64]
     deleted: bool
+    score: LabelLosses | Residuals
 
     @classmethod
-    def of(cls, fit_score: Train, X: Array, y: Array, n_classes: int, X_test: Array, deleted: bool) -> Refits:
-        """The fits of a bag (n, ...), (n,) and test points (m, ...)."""
+    def of(
+        cls, fit_score: Train, X: Array, y: Array, X_test: Array, candidates: Array, deleted: bool, score: LabelLosses | Residuals
+    ) -> Refits:  # fmt: skip
+        """The fits of a bag (n, ...), (n,) and test points (m, ...) with labels or values (m, C) each."""
         points = np.concatenate([X, X_test])
-        test, labels = np.repeat(points[len(X) :], n_classes, axis=0), np.tile(np.arange(n_classes), len(X_test))
-        candidate_hashes = hashes(test, labels).reshape(-1, n_classes)
-        return cls(fit_score, points, y, hashes(points[: len(X)], y), candidate_hashes, deleted)
+        test = np.repeat(points[len(X) :], candidates.shape[1], axis=0)
+        candidate_hashes = hashes(test, candidates.ravel()).reshape(candidates.shape)
+        return cls(fit_score, points, y, hashes(points[: len(X)], y), candidates, candidate_hashes, deleted, score)
 
     @property
     def stride(self) -> int:
@@ -226,31 +256,23 @@ class Refits:
         n, rows = len(self.y), []
         for fit in range(start, stop):
             candidate, i = divmod(fit, self.stride)
-            j, label = divmod(candidate, self.candidate_hashes.shape[1])
-            index, y = np.append(np.arange(n), n + j), np.append(self.y, label)
-            bag = np.argsort(np.append(self.hashes, self.candidate_hashes[j, label]))
+            j, c = divmod(candidate, self.candidates.shape[1])
+            index, y = np.append(np.arange(n), n + j), np.append(self.y, self.candidates[j, c])
+            bag = np.argsort(np.append(self.hashes, self.candidate_hashes[j, c]))
             bag = bag[bag != i] if self.deleted else bag
             scored = slice(i, i + 1) if self.deleted else slice(None)
             predict = self.fit_score(self.points[index[bag]], y[bag])
-            losses = self.losses(predict, self.points[index[scored]])
-            rows.append(losses[np.arange(len(losses)), y[scored]])
+            rows.append(self.score(predict(self.points[index[scored]]), y[scored]))
         return np.stack(rows)
 
     def candidate_scores(self) -> FloatArray:
-        """Losses (m, C) of the candidates under the fit on Z; one point at a time, as a training point is scored."""
-        n, bag = len(self.y), np.argsort(self.hashes)
+        """Scores (m, C) of the candidates under the fit on Z; one point at a time, as a training point is scored."""
+        n, bag, rows = len(self.y), np.argsort(self.hashes), []
         predict = self.fit_score(self.points[bag], self.y[bag])
-        return np.concatenate([self.losses(predict, self.points[at : at + 1]) for at in range(n, len(self.points))])
-
-    def losses(self, predict: LogProbability, X: Array) -> FloatArray:
-        """Loss (k, C) of every label at the points (k, ...)."""
-        losses: FloatArray = -np.asarray(predict(X), dtype=np.float64)
-        expected = (len(X), self.candidate_hashes.shape[1])
-        if losses.shape != expected:
-            raise ValueError(f"fit_score's function gave log-probabilities of shape {losses.shape}, not {expected}.")
-        if np.isnan(losses).any():
-            raise ValueError("fit_score's function gave NaN as a log-probability; give −inf for what is impossible.")
-        return losses
+        for j, labels in enumerate(self.candidates):
+            outputs = predict(self.points[n + j : n + j + 1])
+            rows.append(self.score(np.repeat(outputs, len(labels), axis=0), labels))
+        return np.stack(rows)
 
 
 def hashes(X: Array, y: Array) -> npt.NDArray[np.uint64]:
@@ -287,8 +309,24 @@ def estimate(left: int, before: int, seconds: float, workers: int) -> str:
 # The method -----------------------------------------------------------------------------------------------------------
 
 
+class NeverSaved:
+    """What trains its model anew for every candidate."""
+
+    def state(self) -> dict[str, Any]:
+        """Raise: there is nothing."""
+        raise StorageError(
+            "method='exact' by refits trains the model anew for every candidate, so there is nothing to save but the data; save these, or "
+            "use another method."
+        )
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Raise: it was never saved."""
+        raise StorageError("it holds refits, which are never saved")
+
+
 @savable
-class FittedRefit(Fitted):
+class FittedRefit(NeverSaved, Fitted):
     """The training points, and how a model is trained on any bag of them."""
 
     method = "exact"
@@ -306,7 +344,7 @@ class FittedRefit(Fitted):
         return self.model.precision(X)
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        config, classes, work = self.fit_score.config, self.fit_score.classes.tolist(), query.work
+        config, classes, work = self.fit_score.config, np.asarray(self.fit_score.classes).tolist(), query.work
         # Names an object that cannot be computed with, which in a bag would be one of the points.
         self.model(X)
         # By which a classifier may have been told of classes.
@@ -316,16 +354,6 @@ class FittedRefit(Fitted):
             self.fit_score, self.X, self.labels, self.n_classes, np.asarray(X), query.q, self.weight(query),
             work.n_jobs, work.checkpoint, query.progress, work.say, key=key, eps=self.precision(self.X),
         )  # fmt: skip
-
-    def state(self) -> dict[str, Any]:
-        raise StorageError(
-            "method='exact' by refits trains the model anew for every candidate, so there is nothing to save but the data; save these, or "
-            "use method='influence'."
-        )
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        raise StorageError("it holds refits, which are never saved")
 
 
 @dataclass(frozen=True)

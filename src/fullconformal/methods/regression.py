@@ -30,12 +30,16 @@ class Comparison:
     groups: tuple[IntArray, IntArray] | None = None
     progress: Progress | None = None
     levels: FloatArray | None = None
+    #: numbers (m, k), where p-values of these are asked and nothing else
+    values: FloatArray | None = None
 
     def of(self, rows: npt.NDArray[np.intp], several: bool) -> Comparison:
         """The same about some of the objects; of one fit that is asked about several."""
         own = None if self.own is None else self.own[rows]
         groups = None if self.groups is None else (self.groups[0], self.groups[1][rows])
-        return replace(self, own=own, groups=groups, progress=None, levels=self.levels if several else None)
+        return replace(
+            self, own=own, groups=groups, progress=None, levels=self.levels if several else None, values=None
+        )
 
     def ranks(self, n: int) -> tuple[int, int] | None:
         """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""
@@ -125,10 +129,6 @@ class FittedRegression(FittedModel):
         """What answers for object X (1, ...), and the object as that sees it."""
         return self, X
 
-    def rescaled(self, scales: FloatArray) -> FittedRegression:
-        """The same with columns divided by scales (d,), where it `takes_scales`."""
-        raise NotImplementedError
-
     def refits(self) -> Any:
         """What scores points by honest refits, for methods with refits of their own kind; None for others."""
         return None
@@ -153,6 +153,20 @@ class RegressionMethod(ABC):
     @abstractmethod
     def fit(self, bag: Values, config: Config) -> FittedRegression:
         """Fit the model to the bag and prepare what every prediction needs."""
+
+
+class FittedLines(FittedRegression):
+    """One whose scores are lines in the candidate's value."""
+
+    @abstractmethod
+    def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
+        """Scores at objects X, a block at a time, and which objects these are."""
+
+    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+        return (steps_of(lines, query, at) for at, lines in self._lines(X, query))
+
+    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+        return (distribution_of(lines) for _, lines in self._lines(X, query))
 
 
 def saved_bag(state: dict[str, Any]) -> Values:

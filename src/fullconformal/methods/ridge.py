@@ -15,17 +15,17 @@ from sklearn.linear_model import LinearRegression, RidgeCV
 from sklearn.metrics.pairwise import pairwise_kernels
 
 from fullconformal.guarantees import APPROXIMATE, EXACT
-from fullconformal.intervals import Distribution, Steps
+from fullconformal.intervals import Steps
 from fullconformal.linear.ridge import KernelRidge, Lines, Ranking, Ridge
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import (
     Comparison,
     Figures,
+    FittedLines,
     FittedRegression,
     RegressionMethod,
     blocks,
-    distribution_of,
     just_below,
     rows_in_cache,
     saved_bag,
@@ -33,17 +33,20 @@ from fullconformal.methods.regression import (
 )
 from fullconformal.storage import StorageError, expect, require, savable
 
+CHOSEN = "the penalty was chosen on the training points alone, without the candidate"
+
 
 @savable
-class FittedRidge(FittedRegression):
+class FittedRidge(FittedLines):
     """A ridge regression of the training points."""
 
     method = "exact"
-    guarantee = EXACT
 
-    def __init__(self, bag: Values, fit: Ridge):
+    def __init__(self, bag: Values, fit: Ridge, chosen: bool = False):
+        """A penalty that was chosen on the training points is no function of the bag with a candidate."""
         super().__init__(bag)
-        self.fit = fit
+        self.fit, self.chosen = fit, chosen
+        self.guarantee = APPROXIMATE.because(CHOSEN) if chosen else EXACT
         self._rankings: dict[float, Ranking | None] = {}
         # Singular values are read from the root less the penalty, and their vectors divided by them.
         size = fit.root**2 - fit.penalty
@@ -69,7 +72,7 @@ class FittedRidge(FittedRegression):
                 self._rankings[query.q] = self.fit.ranking(query.q)
             if (ranking := self._rankings[query.q]) is not None:
                 return self._near(np.asarray(X, dtype=np.float64), query, ranking, ranks)
-        return (steps_of(lines, query, at) for at, lines in self._lines(X, query))
+        return super().steps(X, query)
 
     def _near(self, X: FloatArray, query: Comparison, ranking: Ranking, ranks: tuple[int, int]) -> Iterator[Steps]:
         """The pieces that may end where intervals do."""
@@ -78,9 +81,6 @@ class FittedRidge(FittedRegression):
             for lines in self.fit.lines(X[at], query.q, rows_in_cache(len(points)), points):
                 steps = steps_of(lines, query, at)
                 yield replace(steps, total=np.full(len(steps), float(self.n)), wider=wider)
-
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
-        return (distribution_of(lines) for _, lines in self._lines(X, query))
 
     @property
     def figures(self) -> Figures:
@@ -99,12 +99,12 @@ class FittedRidge(FittedRegression):
         ]
 
     def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fit": self.fit}
+        return {"bag": self.bag, "fit": self.fit, "chosen": self.chosen}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         bag = saved_bag(state)
-        return cls(bag, checked(state["fit"], bag))
+        return cls(bag, checked(state["fit"], bag), expect(state["chosen"], bool))
 
 
 def checked(fit: Any, bag: Values) -> Ridge:
@@ -121,14 +121,7 @@ def checked(fit: Any, bag: Values) -> Ridge:
 
 
 @savable
-class FittedWithChosenPenalty(FittedRidge):
-    """The same, where the penalty was chosen on the training points."""
-
-    guarantee = APPROXIMATE.because("the penalty was chosen on the training points alone, without the candidate")
-
-
-@savable
-class FittedKernel(FittedRegression):
+class FittedKernel(FittedLines):
     """A ridge regression in a kernel."""
 
     method = "exact"
@@ -147,12 +140,6 @@ class FittedKernel(FittedRegression):
         for at in blocks(X, self.n, query.progress, many=True):
             own = own_kernel(self.model, X[at])
             yield at, self.fit.lines(kernel(self.model, X[at], self.bag.X), own, query.q)
-
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
-        return (steps_of(lines, query, at) for at, lines in self._lines(X, query))
-
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
-        return (distribution_of(lines) for _, lines in self._lines(X, query))
 
     @property
     def figures(self) -> Figures:
@@ -289,7 +276,7 @@ class RidgeRegression(RegressionMethod):
         if isinstance(model, RidgeCV):
             if model.cv is not None or model.scoring is not None:
                 penalty = float(clone(model).fit(X, y).alpha_)
-                return FittedWithChosenPenalty(bag, Ridge.fit(X, y, penalty, model.fit_intercept))
+                return FittedRidge(bag, Ridge.fit(X, y, penalty, model.fit_intercept), chosen=True)
             penalties = np.atleast_1d(np.asarray(model.alphas, dtype=np.float64))
             return FittedRidgeCV(bag, [Ridge.fit(X, y, float(penalty), model.fit_intercept) for penalty in penalties])
         return FittedRidge(bag, Ridge.fit(X, y, float(model.alpha), model.fit_intercept))

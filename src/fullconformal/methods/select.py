@@ -25,6 +25,7 @@ from fullconformal.methods.neighbors import Neighbors, order_of
 from fullconformal.methods.neighbors_regression import ORDERS, NeighborsRegression
 from fullconformal.methods.oob import OutOfBag, check_forest, is_forest
 from fullconformal.methods.refit import Refit
+from fullconformal.methods.refit_regression import RefitRegression
 from fullconformal.methods.regression import RegressionMethod
 from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
@@ -40,15 +41,7 @@ REGRESSION_METHODS = ("auto", "exact", "influence", "oob", "folds")
 class Selection:
     """A method, and the reason in words."""
 
-    method: Method
-    reason: str
-
-
-@dataclass(frozen=True)
-class RegressionSelection:
-    """The same of a regressor."""
-
-    method: RegressionMethod
+    method: Any
     reason: str
 
 
@@ -122,15 +115,13 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
 # Regressors -----------------------------------------------------------------------------------------------------------
 
 
-def select_regression(
-    model: Any, asked: str | RegressionMethod, config: Config, whole: str = ""
-) -> RegressionSelection:
+def select_regression(model: Any, asked: str | RegressionMethod, config: Config, whole: str = "") -> Selection:
     """The method of a regressor, given what was asked for; an error where that does not go with the model.
 
     `whole` names what is fitted to values before or around the model, if anything is: it must be trained as a whole.
     """
     if isinstance(asked, RegressionMethod):
-        return RegressionSelection(replace(asked, model=model), "it was given as an object")
+        return Selection(replace(asked, model=model), "it was given as an object")
     kind = "the built-in regression" if model is None else type(model).__name__
     if "precomputed" in (getattr(model, "kernel", None), getattr(model, "metric", None)):
         raise ValueError(
@@ -138,32 +129,28 @@ def select_regression(
         )
     if asked == "oob" or (asked == "auto" and is_forest(model)):
         check_forest(model, config.prefit)
-        return RegressionSelection(
-            OutOfBagRegression(model), f"the trees of {kind} score the points that they have not drawn"
-        )
+        return Selection(OutOfBagRegression(model), f"the trees of {kind} score the points that they have not drawn")
     if asked == "influence" or (asked == "auto" and is_network(model) and _tangent_wanted(config)):
         if not is_network(model):
             raise ValueError(f"method='influence' is for torch modules and MLPRegressor; of {kind} take method='auto'.")
-        return RegressionSelection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
+        return Selection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
     reason = (
         f"{whole} learns from the values, and would have to be fitted with every candidate"
         if whole
         else why_not_exact(model)
     )
     if asked == "exact" and reason:
-        raise ValueError(f"method='exact' is not possible here: {reason}. Take method='folds'.")
+        return Selection(RefitRegression(model), f"there is no faster way to exact scores than refits: {reason}")
     if asked == "folds" or reason:
         found = f"{kind} is trained without each of {config.folds} folds, so that no point is scored by a model that has seen it"
         found = f"{found} ({reason})" if asked == "auto" and (whole or is_usually_exact(model)) else found
-        return RegressionSelection(FoldsRegression(model, config.folds, config.repeats), found)
+        return Selection(FoldsRegression(model, config.folds, config.repeats), found)
     if type(model) is KNeighborsRegressor:
-        return RegressionSelection(NeighborsRegression(model), f"{kind} has exact scores without refits")
+        return Selection(NeighborsRegression(model), f"{kind} has exact scores without refits")
     # Lasso is an ElasticNet.
     if isinstance(model, ElasticNet):
-        return RegressionSelection(
-            LassoRegression(model), f"the fit of {kind} is piecewise linear in the candidate's value"
-        )
-    return RegressionSelection(RidgeRegression(model), f"the residuals of {kind} are linear in the candidate's value")
+        return Selection(LassoRegression(model), f"the fit of {kind} is piecewise linear in the candidate's value")
+    return Selection(RidgeRegression(model), f"the residuals of {kind} are linear in the candidate's value")
 
 
 def is_network(model: Any) -> bool:

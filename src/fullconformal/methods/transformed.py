@@ -20,7 +20,6 @@ import torch
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.diagnostics import Diagnostics
-from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, Values
 from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
@@ -62,58 +61,110 @@ def groups_of(transformers: Transformers, training: Any, X: Any, size: int) -> I
             yield replace(group, rows=rows[group.rows])
 
 
-@savable
-class FittedInBag(Fitted):
-    """A method fitted behind transformers, and the training points as the transformers are given them."""
+def loaded_config(state: Any, device: torch.device) -> Config:
+    """The same again, where it computes now."""
+    given = dict(state)
+    dtype, l2 = given.pop("dtype"), given.pop("l2")
+    whole = dtype in (None, "float32", "float64") and (l2 is None or 0 <= expect(l2, int, float) < math.inf)
+    # Who does the work and where it is kept is not the file's to say.
+    numbers = {name: expect(given[name], int) for name in ("max_epochs", "memory", "seed")}
+    require(whole and numbers == given, "options")
+    numbers["memory"] = budget(numbers["memory"])
+    return Config(**numbers, l2=l2, dtype=None if dtype is None else getattr(torch, dtype), device=device)
 
-    def __init__(self, base: Fitted, method: Method, config: Config, transformers: Transformers, bag: Bag):
-        super().__init__(bag.y, bag.n_classes)
-        self.base, self.behind, self.config, self.transformers, self.bag = base, method, config, transformers, bag
-        self.inputs = transform(transformers.fitted, bag.X)
 
-    @classmethod
-    def of(cls, base: Fitted, method: Method, config: Config, fitted: Any, bag: Bag) -> Self:
-        """Of a method, and of transformers fitted to a bag of objects as these are given."""
-        known = Transformers(fitted, False) if needs_labels(fitted) else Transformers.of(fitted, bag.X)
-        return cls(base, method, replace(config, progress=None), known, bag)
+def check_inputs(transformers: Any, X: Any) -> None:
+    """Raise where loaded transformers make more numbers of all training objects X (n, ...) than these can bear out."""
+    made = _num_samples(X) * transform(transformers, take(X, [0])).size
+    require(made <= LIMITS.activations(math.prod(X.shape)), "transformers")
 
-    @property
-    def method(self) -> str:  # type: ignore[override]
-        """What users call the method."""
-        return self.base.method
 
-    @property
-    def guarantee(self) -> Guarantee:  # type: ignore[override]
-        """What is promised of its sets: as much as without transformers."""
-        return self.base.guarantee
+class Behind:
+    """What methods behind transformers share: the method fitted once and unfitted, and the points as the transformers are given them."""
 
+    base: Any
     #: objects are tried when it is loaded, at the cost of as many fits
     quick = False
 
-    def log_proba(self, X: Any) -> FloatArray:
-        return self.base.log_proba(self._seen(X))
+    def _keep(self, base: Any, method: Any, config: Config, transformers: Transformers, bag: Any) -> None:
+        self.base, self.behind, self.config, self.transformers, self.bag = base, method, config, transformers, bag
+        self.inputs = transform(transformers.fitted, bag.X)
+        # As much is promised as without transformers.
+        self.method, self.guarantee, self.takes_scheme = (
+            base.method,
+            base.guarantee,
+            getattr(base, "takes_scheme", True),
+        )
 
-    def holds(self, X: Any) -> bool:
-        return self.base.holds(self._seen(X))
-
-    def precision(self, X: Any) -> float:
-        return self.base.precision(self._seen(X))
+    @classmethod
+    def of(cls, base: Any, method: Any, config: Config, fitted: Any, bag: Any) -> Self:
+        """Of a method, and of transformers fitted to a bag of objects as these are given."""
+        known = Transformers(fitted, False) if needs_labels(fitted) else Transformers.of(fitted, bag.X)
+        return cls(base, method, replace(config, progress=None), known, bag)  # type: ignore[call-arg]
 
     def _seen(self, X: Any) -> Any:
         """Objects (m, ...) by the transformers as they were fitted to the training objects."""
         return transform(self.transformers.fitted, X)
 
+    def _fit(self, points: Any) -> Any:
+        """The method fitted to the training objects as transformers gave them, (n, ...)."""
+        if equal(points, self.inputs):
+            return self.base
+        return self.behind.fit(replace(self.bag, X=points), self.config)
+
+    def holds(self, X: Any) -> bool:
+        """Whether objects X are the first training points."""
+        return bool(self.base.holds(self._seen(X)))
+
     @property
     def device(self) -> torch.device:
-        return self.base.device
+        """Where it computes."""
+        return self.base.device  # type: ignore[no-any-return]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known before the sets are trusted."""
+        return self.base.warnings  # type: ignore[no-any-return]
+
+    def _state(self) -> dict[str, Any]:
+        """The method as it is and as it was before its fit, the transformers, the training objects as these are given them."""
+        config = {name: getattr(self.config, name) for name in ("l2", "max_epochs", "memory", "seed")}
+        config["dtype"] = None if self.config.dtype is None else str(self.config.dtype).removeprefix("torch.")
+        return {
+            "base": self.base, "behind": self.behind, "config": config, "transformers": self.transformers.fitted,
+            "known": self.transformers.known, "X": self.bag.X,
+        }  # fmt: skip
+
+    @classmethod
+    def _again(cls, state: dict[str, Any], bag: Any, kinds: tuple[type, type]) -> Self:
+        """The same from what was saved, with the bag and of a method and a fit of these kinds."""
+        base, method = expect(state["base"], kinds[0]), expect(state["behind"], kinds[1])
+        require(_num_samples(bag.X) == base.n == len(bag.y), "training points")
+        config = loaded_config(state["config"], base.device)
+        check_inputs(state["transformers"], bag.X)
+        known = Transformers(state["transformers"], bool(state["known"]))
+        return cls(base, method, config, known, bag)  # type: ignore[call-arg]
+
+
+@savable
+class FittedInBag(Behind, Fitted):
+    """A method fitted behind transformers, and the training points as the transformers are given them."""
+
+    base: Fitted
+
+    def __init__(self, base: Fitted, method: Method, config: Config, transformers: Transformers, bag: Bag):
+        super().__init__(bag.y, bag.n_classes)
+        self._keep(base, method, config, transformers, bag)
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return self.base.log_proba(self._seen(X))
+
+    def precision(self, X: Any) -> float:
+        return self.base.precision(self._seen(X))
 
     @property
     def diagnostics(self) -> Diagnostics:
         return self.base.diagnostics
-
-    @property
-    def warnings(self) -> list[str]:
-        return self.base.warnings
 
     # What is asked, of which fit --------------------------------------------------------------------------------------------
 
@@ -150,12 +201,6 @@ class FittedInBag(Fitted):
                 return
         for one in group.apart():
             yield Asked(one.rows.tolist(), self._fit(transformed(one.points)), transformed(one.objects))
-
-    def _fit(self, points: Any) -> Fitted:
-        """The method fitted to the training objects as transformers gave them, (n, ...)."""
-        if equal(points, self.inputs):
-            return self.base
-        return self.behind.fit(replace(self.bag, X=points), self.config)
 
     # Answers --------------------------------------------------------------------------------------------------------------
 
@@ -201,72 +246,31 @@ class FittedInBag(Fitted):
     # Saved ----------------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The method as it is and as it was before its fit, the transformers, the training points as these are given them."""
-        return {
-            "base": self.base, "behind": self.behind, "config": saved_config(self.config), "transformers": self.transformers.fitted,
-            "known": self.transformers.known, "X": self.bag.X, "classes": self.bag.classes,
-        }  # fmt: skip
+        return self._state() | {"classes": self.bag.classes}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """The same."""
-        base, method = expect(state["base"], Fitted), expect(state["behind"], Method)
-        require(_num_samples(state["X"]) == base.n, "training points")
-        config = loaded_config(state["config"], base.device)
-        check_inputs(state["transformers"], state["X"])
-        known = Transformers(state["transformers"], bool(state["known"]))
-        return cls(base, method, config, known, Bag(state["X"], base.labels, state["classes"]))
-
-
-def saved_config(config: Config) -> dict[str, Any]:
-    """What later fits need of a config."""
-    kept = {name: getattr(config, name) for name in ("l2", "max_epochs", "memory", "seed")}
-    return kept | {"dtype": None if config.dtype is None else str(config.dtype).removeprefix("torch.")}
-
-
-def loaded_config(state: Any, device: torch.device) -> Config:
-    """The same again, where it computes now."""
-    given = dict(state)
-    dtype, l2 = given.pop("dtype"), given.pop("l2")
-    whole = dtype in (None, "float32", "float64") and (l2 is None or 0 <= expect(l2, int, float) < math.inf)
-    # Who does the work and where it is kept is not the file's to say.
-    numbers = {name: expect(given[name], int) for name in ("max_epochs", "memory", "seed")}
-    require(whole and numbers == given, "options")
-    numbers["memory"] = budget(numbers["memory"])
-    return Config(**numbers, l2=l2, dtype=None if dtype is None else getattr(torch, dtype), device=device)
-
-
-def check_inputs(transformers: Any, X: Any) -> None:
-    """Raise where loaded transformers make more numbers of all training objects X (n, ...) than these can bear out."""
-    made = _num_samples(X) * transform(transformers, take(X, [0])).size
-    require(made <= LIMITS.activations(math.prod(X.shape)), "transformers")
+        bag = Bag(state["X"], expect(state["base"], Fitted).labels, state["classes"])
+        return cls._again(state, bag, (Fitted, Method))
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
 
 
 @savable
-class FittedRegressionInBag(FittedRegression):
+class FittedRegressionInBag(Behind, FittedRegression):
     """The same of a regressor: transformers that look at objects only are fitted once for all values of an object."""
+
+    base: FittedRegression
 
     def __init__(
         self, base: FittedRegression, method: RegressionMethod, config: Config, transformers: Transformers, bag: Values
     ):
         super().__init__(bag)
-        self.base, self.behind, self.config, self.transformers = base, method, config, transformers
-        self.method, self.guarantee, self.takes_scheme = base.method, base.guarantee, base.takes_scheme  # type: ignore[misc]
-        self.inputs = transform(transformers.fitted, bag.X)
-
-    @classmethod
-    def of(cls, base: FittedRegression, method: RegressionMethod, config: Config, fitted: Any, bag: Values) -> Self:
-        """Of a method, and of transformers fitted to a bag of objects as these are given."""
-        return cls(base, method, replace(config, progress=None), Transformers.of(fitted, bag.X), bag)
-
-    def holds(self, X: Any) -> bool:
-        return self.base.holds(transform(self.transformers.fitted, X))
+        self._keep(base, method, config, transformers, bag)
 
     def predict(self, X: Any) -> FloatArray:
-        return self.base.predict(transform(self.transformers.fitted, X))
+        return self.base.predict(self._seen(X))
 
     def residuals(self) -> FloatArray:
         return self.base.residuals()
@@ -287,11 +291,6 @@ class FittedRegressionInBag(FittedRegression):
                 yield group.rows[same], fitted, objects[same]
             for r in np.flatnonzero(~same):
                 yield group.rows[r : r + 1], fitted.rescaled(group.scales[r]), objects[r : r + 1] / group.scales[r]
-
-    def _fit(self, points: Any) -> FittedRegression:
-        if equal(points, self.inputs):
-            return self.base
-        return self.behind.fit(replace(self.bag, X=points), self.config)
 
     def _in_order(self, X: Any, query: Comparison, ask: Any) -> Iterator[Any]:
         """What the fit of each object says of it, one by one in their order."""
@@ -318,21 +317,10 @@ class FittedRegressionInBag(FittedRegression):
     def figures(self) -> Figures:
         return self.base.figures
 
-    @property
-    def warnings(self) -> list[str]:
-        return self.base.warnings
-
     def state(self) -> dict[str, Any]:
-        return {
-            "base": self.base, "behind": self.behind, "config": saved_config(self.config), "X": self.bag.X, "y": self.bag.y,
-            "transformers": self.transformers.fitted, "known": self.transformers.known,
-        }  # fmt: skip
+        return self._state() | {"y": self.bag.y}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        base, method = expect(state["base"], FittedRegression), expect(state["behind"], RegressionMethod)
         bag = Values(state["X"], expect(state["y"], np.ndarray))
-        require(_num_samples(bag.X) == base.n and bag.y.shape == (base.n,), "training points")
-        check_inputs(state["transformers"], bag.X)
-        known = Transformers(state["transformers"], bool(state["known"]))
-        return cls(base, method, loaded_config(state["config"], base.device), known, bag)
+        return cls._again(state, bag, (FittedRegression, RegressionMethod))

@@ -20,19 +20,9 @@ import torch
 from fullconformal.bands import Band
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Distribution, Steps
-from fullconformal.methods.base import Config, FloatArray, Values, starts_with
-from fullconformal.methods.fitting import fit_foreign
+from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.folds import check_trainings, train_folds
-from fullconformal.methods.oob import (
-    KEPT,
-    PROMISE,
-    REGRESSORS,
-    check_forest,
-    kept_members,
-    mean_outputs,
-    out_of_bag,
-    share_missed,
-)
+from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
 from fullconformal.methods.parts import FoldModels, FoldRefits
 from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod, blocks
 from fullconformal.storage import expect, require, savable
@@ -136,60 +126,47 @@ class FittedFoldsRegression(FittedUnseen):
 
 @savable
 class FittedForest(FittedUnseen):
-    """A forest, the share of its trees that scores a candidate, and the mean value, which is predicted where no tree is kept."""
+    """A forest, and the mean value, which is predicted where no tree is kept."""
 
     method, guarantee = "oob", PROMISE
 
-    def __init__(self, model: Any, residual: FloatArray, share: float, seed: int, mean: float, first: FloatArray):
+    def __init__(self, forest: Forest, residual: FloatArray, mean: float):
         super().__init__(residual)
-        self.model, self.share, self.seed, self.mean, self.first = model, share, seed, mean, first
+        self.forest, self.mean = forest, mean
 
     def holds(self, X: Any) -> bool:
-        return starts_with(self.first, X[:KEPT])
+        return self.forest.holds(X)
 
     def predict(self, X: Any) -> FloatArray:
-        return np.asarray(self.model.predict(X), dtype=np.float64)
+        return np.asarray(self.forest.model.predict(X), dtype=np.float64)
 
     def candidate_values(self, X: Any) -> FloatArray:
-        members = kept_members(np.asarray(X, dtype=np.float64), len(self.model.estimators_), self.share, self.seed)
-        return np.asarray(mean_outputs(self.model, np.asarray(X), members, 1, self.mean)[:, 0])
+        return np.asarray(self.forest.candidates(X, 1, self.mean)[:, 0])
 
     def precision(self, X: Any) -> float:
         # The mean of B numbers is off by at most B units.
-        return (len(self.model.estimators_) + 1) * EPS
+        return (len(self.forest) + 1) * EPS
 
     @property
     def figures(self) -> Figures:
-        members = len(self.model.estimators_)
-        return Figures(
-            self.n, np.nan, np.nan, {"trees": f"{members}", "that score a point": f"{self.share * members:.0f}"}
-        )
+        return Figures(self.n, np.nan, np.nan, {"out-of-bag": self.forest.few})
 
     @property
     def warnings(self) -> list[str]:
         """Of too few trees: a point that all of them drew has the mean value for a prediction."""
-        members = len(self.model.estimators_)
-        if (none := (1 - self.share) ** members) <= 0.01:
+        if (none := (1 - self.forest.share) ** len(self.forest)) <= 0.01:
             return []
-        return [
-            f"{members} trees leave about {self.share * members:.0f} to score a point, and none to score {none:.0%} of them: grow more "
-            "trees (n_estimators=300)"
-        ]
+        return [f"{self.forest.few}, and none to score {none:.0%} of them: grow more trees (n_estimators=300)"]
 
     def state(self) -> dict[str, Any]:
-        """The forest and its out-of-bag residuals; of the training objects the first few."""
-        return {
-            "model": self.model, "residual": self.residual, "share": self.share, "seed": self.seed, "mean": self.mean,
-            "first": self.first,
-        }  # fmt: skip
+        return {"forest": self.forest, "residual": self.residual, "mean": self.mean}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         fitted = cls(**state)
         fitted.verify()
-        require(isinstance(fitted.model, REGRESSORS) and isinstance(fitted.model.estimators_, list), "forest")
-        require(0 < expect(fitted.share, float) <= 1 and 0 <= expect(fitted.seed, int) < 2**63, "share of the trees")
-        require(bool(np.isfinite(expect(fitted.mean, float))) and isinstance(fitted.first, np.ndarray), "forest")
+        expect(fitted.forest, Forest).verify(REGRESSORS)
+        require(bool(np.isfinite(expect(fitted.mean, float))), "forest")
         return fitted
 
 
@@ -228,9 +205,5 @@ class OutOfBagRegression(RegressionMethod):
     name = "oob"
 
     def fit(self, bag: Values, config: Config) -> FittedForest:
-        check_forest(self.model)
-        X, n, mean = np.asarray(bag.X), len(bag.y), float(bag.y.mean())
-        model = fit_foreign(self.model, X, bag.y, config.seed)
-        residual = bag.y - mean_outputs(model, X, out_of_bag(model, n), 1, mean)[:, 0]
-        first = np.array(X[:KEPT], dtype=np.float64)
-        return FittedForest(model, residual, share_missed(model, n + 1), config.seed, mean, first)
+        forest, mean = Forest.fit(self.model, bag.X, bag.y, config.seed), float(bag.y.mean())
+        return FittedForest(forest, bag.y - forest.left_out(bag.X, 1, mean)[:, 0], mean)

@@ -1,0 +1,68 @@
+"""What full conformal prediction shares between labels and values: how it is set up, and objects as a fitted method is given them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from fullconformal.estimators import validation
+from fullconformal.estimators.base import Conformal
+from fullconformal.losses import Loss
+from fullconformal.methods.base import Config
+from fullconformal.methods.transformed import Behind
+from fullconformal.models.objects import shape_of
+from fullconformal.models.requirements import transform
+from fullconformal.models.transformers import is_fixed
+from fullconformal.runtime.tasks import Work, say_nothing
+from fullconformal.storage import StorageError
+
+# Parameters that a method is told of as they are, of the estimators that have them.
+AS_GIVEN = ("l2", "prefit", "head", "max_epochs", "curvature", "damping", "approximation", "folds", "repeats", "update")
+
+
+class FullConformal(Conformal):
+    """Base of the estimators that ask a method of full CP."""
+
+    _fitted: Any
+    transformer_: Any
+    _input_shape: tuple[int, ...]
+    method_: str
+    method_reason_: str
+
+    def _config(self, loss: Loss) -> Config:
+        """How to fit, resolved from the parameters and the machine."""
+        # Fits must be the same when a killed run is started again.
+        fixed = (self.method == "exact" or self.checkpoint is not None) and self.random_state is None
+        return Config(
+            **{name: getattr(self, name) for name in AS_GIVEN if hasattr(self, name)}, loss=loss,
+            q=validation.SCHEMES[self.scheme], device=validation.device_of(self.device, self._split()[1]),
+            dtype=validation.DTYPES[self.dtype], memory=int(self.memory_budget * 2**30),
+            seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)), work=self._work(),
+        )  # fmt: skip
+
+    def _work(self) -> Work:
+        """Who does the work."""
+        return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
+
+    def _refits_transformers(self, fitted: Any) -> bool:
+        """Whether a fit that keeps its promise without transformers needs them in the bag to keep it."""
+        learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
+        return learns and fitted.guarantee.is_exact and self.transformers == "bag"
+
+    def _prepare_inputs(self, X: Any) -> Any:
+        """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
+        check_is_fitted(self)
+        X = self._checked(X, reset=False)
+        seen = X if self.transformer_ is None else transform(self.transformer_, X)
+        if shape_of(seen) != self._input_shape:
+            raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
+        return X if isinstance(self._fitted, Behind) else seen
+
+    def _verify_transformers(self) -> None:
+        """Raise where the transformers of a loaded predictor make another thing of the objects it kept."""
+        if not self._fitted.holds(self._prepare_inputs(self._sample)):
+            raise StorageError(
+                "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
+            )
