@@ -22,7 +22,7 @@ from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
 from fullconformal.linear.reference import moved
 from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
-from fullconformal.losses.relative import pairs, probabilities, residual, second, spread, unpacked
+from fullconformal.losses.relative import all_probabilities, pairs, probabilities, residual, second, spread, unpacked
 from fullconformal.pvalues import comparison_weight, p_values
 
 schemes = st.sampled_from([0, 0.5, 1])
@@ -324,7 +324,7 @@ def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed):
     t = torch.linalg.eigvals(torch.linalg.solve(H0, added)).real.sum()[None]
     factors = torch.tensor(rng.uniform(0.5, 2.0, size=(d, 1)))
     other = torch.kron(torch.diag((factors[:, 0] - 1) * bag.penalty), bag.coupling)
-    found = moved(bag.reference, logits(bag, theta), t, bag.X.new_zeros(1), factors)
+    found = moved(bag.reference, all_probabilities(logits(bag, theta)), t, bag.X.new_zeros(1), factors)
     for i in range(n):
         one = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
         before = hessian(bag, one, base, curvature_of(bag, base))[0]

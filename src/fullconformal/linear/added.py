@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import Change, LinearBag, at_points, gradient, logits, pulled
-from fullconformal.linear.hessian import inner, rounding
-from fullconformal.linear.newton import repulled
+from fullconformal.linear.hessian import Fits, inner, rounding
+from fullconformal.linear.newton import CONVERGED, refit, repulled
 from fullconformal.linear.reference import Moved, Reference, moved
 from fullconformal.losses import relative
 
@@ -29,6 +29,8 @@ Stop = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Added:
     """Fits of all columns' bags: Θ (d, K, B), logits of the training (n, K, B) and the added points (K, B), and their errors.
 
+    ``pi`` (n, C, B) are probabilities of the training points.
+
     A logit of a point is off by a range of at most spread^½ times ``reach`` (B,), spread at the fit on Z, and the logits of all points by
     ``error`` (B,), infinite where no fit was found. ``E`` (K, K, B) is the added points' leverage at the fit on Z, ``kappa`` (B,)
     the root of the largest spread there, ``mu`` (B,) the length of the gradient left.
@@ -36,6 +38,7 @@ class Added:
 
     theta: Tensor
     z: Tensor
+    pi: Tensor
     z_added: Tensor
     E: Tensor
     kappa: Tensor
@@ -52,27 +55,29 @@ class Added:
 
 
 @torch.no_grad()
-def fit_added(bag: LinearBag, change: Change, columns: Tensor, tolerance: float) -> Added:
-    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest."""
+def fit_added(bag: LinearBag, change: Change, columns: Tensor, tolerance: float, theta: Tensor | None = None) -> Added:
+    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest; from Θ (d, K, B)."""
     base, C, K = bag.base, bag.n_classes, bag.K
     objects = change[::C]
     x, (d, m) = objects.x, objects.x.shape
     V, start = base.solve_points(x), _repenalised(bag, objects)
     E = inner(x, V)
     E, z = (part.repeat_interleave(C, -1) for part in (E, at_points(x, start)))
-    u = _quadratic(E, z, change.y)
-    step = torch.einsum("pkm,kmc->pmc", V, u.view(K, m, C)).reshape(d, K, m * C)
-    E, change, theta = E[..., columns], change[columns], start[:, :, columns // C] - step[:, :, columns]
+    if theta is None:
+        u = _quadratic(E, z, change.y)
+        step = torch.einsum("pkm,kmc->pmc", V, u.view(K, m, C)).reshape(d, K, m * C)
+        theta = start[:, :, columns // C] - step[:, :, columns]
+    E, change = E[..., columns], change[columns]
     kappa = relative.spread(E[tuple(relative.pairs(K, E.device)[0])]).sqrt().clamp(min=base.kappa)
-    theta, mu = _newton(bag, change, theta, tolerance / kappa)
-    z, z_added = logits(bag, theta), at_points(change.x, theta)
+    theta, mu, z, pi = _newton(bag, change, theta, tolerance / kappa)
+    z_added = at_points(change.x, theta)
     leverage = (relative.unpacked(relative.second(relative.probabilities(z_added))) * E).sum((0, 1))
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
-    first = moved(bag.reference, z, leverage, torch.zeros_like(mu), change.factors)
+    first = moved(bag.reference, pi, leverage, torch.zeros_like(mu), change.factors)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
     error = _error(kappa * mu / first.whole)
     grown = Moved(first.least * torch.exp(-error), first.most * torch.exp(error))
-    return Added(theta, z, z_added, E, kappa, mu, error / kappa, error, grown)
+    return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, grown)
 
 
 def _repenalised(bag: LinearBag, objects: Change) -> Tensor:
@@ -91,11 +96,26 @@ def fit_repenalised(bag: LinearBag, objects: Change, tolerance: float) -> tuple[
         return _repenalised(bag, objects), bag.base.error_at(objects.x)
     # A point of zeros has a constant loss: nothing is added.
     alone, kappa = replace(objects, x=torch.zeros_like(objects.x)), objects.x.new_full(objects.y.shape, bag.base.kappa)
-    theta, mu = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
+    theta, mu, _, pi = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, alone, theta)
     zero = torch.zeros_like(mu)
-    whole = moved(bag.reference, logits(bag, theta), zero, zero, objects.factors).whole
+    whole = moved(bag.reference, pi, zero, zero, objects.factors).whole
     return theta, bag.base.spread_at(objects.x).sqrt() * _error(kappa * mu / whole) / kappa
+
+
+@torch.no_grad()
+def refine(bag: LinearBag, change: Change, theta: Tensor, tolerance: float = CONVERGED) -> Fits:
+    """Fits of bags with points added, from Θ (d, K, B), with logits off by about the tolerance; what is left of them is not bounded."""
+    kappa = bag.base.spread_at(change.x).sqrt().clamp(min=bag.base.kappa)
+    # Rounding keeps a gradient from being smaller.
+    goal = torch.maximum(tolerance / kappa, len(bag.X) ** 0.5 * rounding(bag, change, theta))
+    theta, mu, _, pi = _newton(bag, change, theta, goal)
+    slopes = gradient(bag, change, theta, relative.residual_(pi[:, 1:].contiguous(), bag.y[:, None]))
+    fits, lost = Fits(theta, torch.full_like(mu, torch.inf), slopes), (mu > goal).nonzero().squeeze(1)
+    if len(lost):
+        again = refit(bag, change[lost], theta[:, :, lost])
+        fits.theta[:, :, lost], fits.gradient[:, :, lost] = again.theta, again.gradient
+    return fits
 
 
 @dataclass(frozen=True)
@@ -131,12 +151,10 @@ def fit_without(bag: LinearBag, change: Change, theta: Tensor, tolerance: float)
     """Fits Θ (d, K, B) of bags with a point added and one left out, from Θ, and the error (B,) of the logits of those left out."""
     at, removed = bag.reference, change.removed
     kappa = bag.base.spread_at(change.x).sqrt().clamp(min=bag.base.kappa)
-    theta, mu = _newton(bag, change, theta, tolerance / kappa)
+    theta, mu, _, pi = _newton(bag, change, theta, tolerance / kappa)
     mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
     zero = torch.zeros_like(mu)
-    least = moved(at, logits(bag, theta), zero, zero, change.factors).least[
-        removed, torch.arange(len(mu), device=mu.device)
-    ]
+    least = moved(at, pi, zero, zero, change.factors).least[removed, torch.arange(len(mu), device=mu.device)]
     # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
     return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 
@@ -159,22 +177,28 @@ def _quadratic(E: Tensor, z: Tensor, y: Tensor) -> Tensor:
     return r
 
 
-def _newton(bag: LinearBag, change: Change, theta: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimisers Θ (d, K, B) from Θ and their |∇F| in the norm of H⁻¹ at the fit on Z, below the goal (B,) where all went well."""
+def _newton(bag: LinearBag, change: Change, theta: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Minimisers Θ (d, K, B) from Θ and their |∇F| in the norm of H⁻¹ at the fit on Z, below the goal (B,) where all went well.
+
+    And the logits (n, K, B) and probabilities (n, C, B) of the training points there.
+    """
     inverse, out, left = bag.base.inverse, theta.clone(), theta.new_full(goal.shape, torch.inf)
-    columns = torch.arange(len(goal), device=theta.device)
-    for _ in range(MOST):
-        z = logits(bag, theta)
-        pi = relative.probabilities_(z)
-        G = gradient(bag, change, theta, relative.residual(pi, bag.y[:, None])).flatten(0, 1)
+    columns, z = torch.arange(len(goal), device=theta.device), logits(bag, theta)
+    for steps in range(MOST):
+        pi = relative.all_probabilities(z)
+        r = relative.residual_(pi[:, 1:].contiguous(), bag.y[:, None])
+        G = gradient(bag, change, theta, r).flatten(0, 1)
         mu = (G * (inverse @ G)).sum(0).clamp(min=0.0).sqrt()
         better = mu < left[columns]
         out[:, :, columns[better]], left[columns[better]] = theta[:, :, better], mu[better]
         on = (mu > goal[columns]).nonzero().squeeze(1)
         if not len(on):
+            if not steps:
+                return out, left, z, pi
             break
         if len(on) < len(columns):
-            columns, change, theta, pi, G, mu = columns[on], change[on], theta[:, :, on], pi[:, :, on], G[:, on], mu[on]
+            columns, change, G, mu = columns[on], change[on], G[:, on], mu[on]
+            theta, z, pi = theta[:, :, on], z[:, :, on], pi[:, :, on]
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
         enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.1))
 
@@ -182,10 +206,13 @@ def _newton(bag: LinearBag, change: Change, theta: Tensor, goal: Tensor) -> tupl
             return norm <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
-        step = conjugate(bag, change, pi, theta, G, stop, torch.float32).double().view_as(theta)
-        R = torch.maximum(relative.range_of(logits(bag, step)).amax(0), relative.range_of(at_points(change.x, step)))
-        theta = theta - torch.where(R > 1, torch.log1p(R) / R, 1.0) * step
-    return out, left
+        step = conjugate(bag, change, pi[:, 1:], theta, G, stop, torch.float32).double().view_as(theta)
+        dz = logits(bag, step)
+        R = torch.maximum(relative.range_of(dz).amax(0), relative.range_of(at_points(change.x, step)))
+        t = torch.where(R > 1, torch.log1p(R) / R, 1.0)
+        theta, z = theta - t * step, z - t * dz
+    z = logits(bag, out)
+    return out, left, z, relative.all_probabilities(z)
 
 
 def conjugate(

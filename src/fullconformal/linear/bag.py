@@ -373,7 +373,7 @@ def count_objects(
     """Counts for all candidates of objects from those of the candidates of blocks of them."""
     x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
     # On a CPU logits of a block stay in the cache.
-    width = max(1, (memory // 32 if x.is_cuda else min(memory // 32, 2**22)) // (8 * n * bag.K * C))
+    width = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
     out = x.new_zeros(2, m, C)
     for first in range(0, m, width):
         block = with_labels(bag, objects[first : first + width])

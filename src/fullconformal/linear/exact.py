@@ -80,7 +80,7 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
         return _binary_order(bag, change, memory)
     at, fits = bag.reference, fit_added(bag, change, torch.arange(len(change.y), device=change.y.device), ROUGH)
     theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
-    r = relative.residual(relative.probabilities(fits.z), y)
+    r = relative.residual_(fits.pi[:, 1:].contiguous(), y)
     step = leave_out(at, fits, r)
     # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
     grown = ((1 + at.odds[:, None]) / fits.moved.least).sqrt()
@@ -98,7 +98,7 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
         for first in range(0, len(column), width):
             c, i = column[first : first + width], point[first : first + width]
             own = replace(change[c], removed=i)
-            pull = second_product_(at.log_pi[i, 1:, 0].exp().T, step.shift[i, :, c].T)
+            pull = second_product_(at.pi[i, 1:, 0].T, step.shift[i, :, c].T)
             start = theta[:, :, c] + _steps(bag, i, r[i, :, c] + pull.T)
             order[i, c] = _refitted_order(bag, own, start, tau[c], tau_error[c] + FLOOR * (accuracy > 0), accuracy)
     return order

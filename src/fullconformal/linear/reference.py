@@ -1,18 +1,24 @@
 """What bounds know of the fit on Z before any candidate is added: how its points would be left out, and how far its Hessian can move.
 
-The curvature S = diag(π) − ππᵀ is vᵀSv = min_a Σ_k π_k (v_k − a)², so where the probabilities of point j change by factors within
-[1 − low_j, 1 + high_j] its curvature does too. What of a change exceeds a part P that all points may share counts with the point's
-leverage t_j, as J_jᵀS_jJ_j ≤ t_j H:
+The curvature of a point with probabilities π is vᵀSv = min_a Σ_k π_k (v_k − a)², and is least at the mean a under π. So where π becomes π',
 
-    H' ≤ (1 + P + E)H    for any P ≥ 0 with    E = Σ_j (high_j − P)₊ t_j        and H' ≥ (1 − P − E)H likewise from low_j
+    vᵀS'v ≤ (1 + P)vᵀSv + Σ_k (π'_k − (1 + P)π_k)₊ (v_k − a)²        vᵀS'v ≥ (1 − P)vᵀSv − Σ_k ((1 − P)π_k − π'_k)₊ (v_k − a')²
 
-Without a point i the same holds with E/(1 − t_i) in place of E. Where penalties change, the columns are like points: that of column j is a
-part of H whose leverage is at most Λ_j tr(T(H⁻¹)_jj), and changes by its factor.
+for any P ≥ 0. A mean lies between: (v_k − a)² ≤ (1 − π_k)² max_l (v_k − v_l)², which for v = J_jw is at most (1 − π_k)² m_jk |w|² in the
+norm of H, m_jk = max_l (e_k − e_l)ᵀA_j(e_k − e_l). With the sum E(P), over all points and classes, of the excess beyond the common part P
+
+    (1 − P − E(P))H ≤ H' ≤ (1 + P + E(P))H
+
+Without a point i the same holds with E/(1 − t_i) in place of E. Two classes have S = π(1 − π) in place of π, and A in place of (1 − π)²m.
+Where penalties change, the columns are like points: that of column j is a part of H whose leverage is at most Λ_j tr(T(H⁻¹)_jj), and
+changes by its factor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,20 +27,21 @@ from fullconformal.linear.bag import EPS, LinearBag, logits
 from fullconformal.linear.hessian import TOGETHER, curvature
 from fullconformal.losses import relative
 
-# Shares of the largest change that are tried as the part common to all points.
-SHARES = tuple(2.0**-k for k in range(8))
+# Multiples of the mean change that are tried as the part P common to all points.
+MULTIPLES = (6.0, 16.0, 40.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The fit on Z point by point: log-probabilities (n, C, 1), A° (n, K, K), and of A and A° the spreads (n,).
+    """The fit on Z point by point: probabilities (n, C, 1), A° (n, K, K), and of A and A° the spreads (n,); m (n, C, 1) as above.
 
     A° = (A⁻¹ − S)⁻¹ is the leverage a point has in the bag without it, so that A°r is the step of its logits that leaves it out.
     ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t. ``columns`` (d,) are
     the leverages of the columns' penalties.
     """
 
-    log_pi: Tensor
+    pi: Tensor
+    most_apart: Tensor
     left_out: Tensor
     spread: Tensor
     left_out_spread: Tensor
@@ -42,10 +49,17 @@ class Reference:
     columns: Tensor
     rounding: float
 
-    @property
-    def leverage(self) -> Tensor:
-        """t (n,)."""
-        return torch.where(self.odds < torch.inf, self.odds / (1 + self.odds), 1.0)
+    @cached_property
+    def mass(self) -> tuple[Tensor, Tensor]:
+        """What curvature is made of, π or S (n, C or 1, 1), and what an excess of it weighs, in float32."""
+        here, weight = mass(self.pi, self.most_apart)
+        return here.float(), weight.float()
+
+    @cached_property
+    def total(self) -> float:
+        """The weight of all of it."""
+        here, weight = mass(self.pi, self.most_apart)
+        return max(float((here * weight).sum()), EPS)
 
 
 @torch.no_grad()
@@ -72,7 +86,8 @@ def reference(bag: LinearBag) -> Reference:
     left_out_spread = torch.where(sure, left_out_spread, torch.inf)
     blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
     columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
-    return Reference(relative.log_probabilities(z), left_out, C.spread[:, 0], left_out_spread, odds, columns, rounding)
+    pi, apart = relative.all_probabilities(z), relative.most_apart(C.A)
+    return Reference(pi, apart, left_out, C.spread[:, 0], left_out_spread, odds, columns, rounding)
 
 
 @dataclass(frozen=True)
@@ -88,32 +103,61 @@ class Moved:
         return self.least.amax(0)
 
 
-def moved(at: Reference, z: Tensor, added: Tensor, error: Tensor, factors: Tensor | None = None) -> Moved:
-    """Factors of the Hessians at logits z (n, K, B), off by ranges ≤ error (B,), with an added point of leverage t (B,) at the fit on Z.
+def moved(at: Reference, pi: Tensor, added: Tensor, error: Tensor, factors: Tensor | None = None) -> Moved:
+    """Factors of the Hessians where probabilities are π (n, C, B), of logits off by ranges ≤ error (B,), with an added point of leverage
+    t (B,) at the fit on Z.
 
     ``factors`` (d, B) of the penalties, where they change.
     """
-    change = relative.log_probabilities(z).sub_(at.log_pi)
-    up, down, t = change.amax(1), change.amin(1), at.leverage[:, None]
-    if factors is not None:
-        up, down = (torch.cat([part, factors.log()]) for part in (up, down))
-        t = torch.cat([t, at.columns[:, None]])
+    before, weight = at.mass
+    now, own_weight = mass(pi.float(), at.most_apart.float())
+    # Float32 is off by units of each term, and by one for each term of the sum.
+    unit = torch.finfo(torch.float32).eps
+    of_sum, of_terms = 1 + unit * now[..., 0].numel(), 8 * unit * at.total
+
+    def above(P: Tensor) -> Tensor:
+        excess = torch.addcmul(now, before, 1 + P, value=-1.0).clamp_(min=0.0)
+        E = (weight.view(1, -1) @ excess.view(-1, len(P)))[0].double() * of_sum + of_terms
+        return E if factors is None else E + at.columns @ (factors - 1 - P).clamp(min=0.0)
+
+    def below(P: Tensor) -> Tensor:
+        excess = torch.addcmul(now, before, P - 1).clamp_(max=0.0).mul_(own_weight)
+        E = -excess.sum((0, 1)).double() * of_sum + of_terms
+        return E if factors is None else E + at.columns @ (1 - P - factors).clamp(min=0.0)
+
     # Where nothing is known of a point its spread is infinite already.
     rest = 1 + at.odds[:, None].clamp(max=1 / EPS)
-    common, excess = _split(torch.expm1(up), t)
-    most = (1 + common + (excess + added) * rest) * torch.exp(error)
-    common, excess = _split(-torch.expm1(down), t)
-    least = torch.maximum(1 - common - excess * rest, torch.exp(down.amin(0))) * torch.exp(-error)
-    return Moved(least, most)
+    share, typical = at.total, float(rest.median())
+    P, E = _smallest(above, error, share, typical, torch.inf)
+    most = (1 + P + (E + added) * rest) * torch.exp(error)
+    P, E = _smallest(below, error, share, typical, 0.9)
+    least = 1 - P - E * rest
+    # A change by factors of all parts is the last resort.
+    far = (P + E * typical > 0.5).nonzero().squeeze(1)
+    if len(far):
+        last = (pi[..., far] / at.pi.clamp(min=torch.finfo(pi.dtype).tiny)).amin((0, 1)).clamp(max=1.0)
+        last = last if factors is None else torch.minimum(last, factors[:, far].amin(0))
+        least[:, far] = torch.maximum(least[:, far], last)
+    # No Hessian is below zero: nothing is known there.
+    return Moved(least.clamp_(min=0.0) * torch.exp(-error), most)
 
 
-def _split(change: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """P and E (B,) of changes (n, B) whose sum is least among the shares tried."""
-    largest = change.amax(0).clamp(min=0.0)
-    best = largest, torch.zeros_like(largest)
-    for share in SHARES[1:]:
-        common = share * largest
-        excess = ((change - common).clamp_(min=0.0).mul_(t)).sum(0)
-        better = common + excess < best[0] + best[1]
-        best = torch.where(better, common, best[0]), torch.where(better, excess, best[1])
-    return best
+def mass(pi: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
+    """What curvature is made of, π (n, C, B) or S (n, 1, B), and what an excess of it weighs."""
+    if pi.shape[1] == 2:
+        return (pi[:, :1] * pi[:, 1:]), apart[:, :1]
+    return pi, (1 - pi).square_().mul_(apart)
+
+
+def _smallest(
+    excess: Callable[[Tensor], Tensor], like: Tensor, total: float, rest: float, largest: float
+) -> tuple[Tensor, Tensor]:
+    """P and E(P) (B,) whose sum, E as it is without a point, is least among zero and multiples of the mean change."""
+    P = torch.zeros_like(like, dtype=torch.float32)
+    E = first = excess(P)
+    for times in MULTIPLES:
+        common = (times * first / total).clamp(max=largest).float()
+        beyond = excess(common)
+        better = common + beyond * rest < P + E * rest
+        P, E = torch.where(better, common, P), torch.where(better, beyond, E)
+    return P.double(), E

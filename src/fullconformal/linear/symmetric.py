@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, conjugate, fit_added, leave_out
+from fullconformal.linear.added import Added, conjugate, fit_added, refine
 from fullconformal.linear.bag import (
+    EPS,
     Change,
     Counted,
     FloatArray,
@@ -29,18 +31,18 @@ from fullconformal.linear.bag import (
     count_objects,
     gradient,
     logits,
-    residuals,
 )
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import ROUGH, first_step, refit
+from fullconformal.linear.reference import Reference
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
 
 # Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
 FLOOR = 1e-9
-# The error of a logit, by its bound, with which most comparisons are decided; and that with which most p-values are compared with a level.
-ACCURATE, COARSE = ROUGH, 0.1
+# Errors of a logit, by their bound: with the latter most candidates are decided, with the former most of the rest.
+ACCURATE, COARSE = ROUGH, 1e-2
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
 
 
@@ -105,39 +107,47 @@ def symmetric_counts(
 
     @torch.no_grad()
     def scored(change: Change, theta: Tensor) -> Counted:
-        slopes = gradient(bag, change, theta, residuals(bag, theta))
-        # The bags' own Hessians tell the errors.
-        fits = Fits(theta, torch.full_like(theta[0, 0], torch.inf), slopes)
-        above, tied = _counts(_scores(bag, change, fits, q, bag.precision), change, weight)
-        near = tied.nonzero().squeeze(1)
-        if len(near):
-            change = change[near]
-            fits = refit(bag, change, theta[:, :, near])
-            above[near], tied[near] = _counts(_scores(bag, change, fits, q, torch.float64), change, weight)
+        above, tied = change.x.new_zeros(2, len(change.y))
+        near = torch.arange(len(change.y), device=change.y.device)
+        # The bags' own Hessians tell the errors; those of ordinary scores come with the last fits.
+        for fitted, precision in (
+            (partial(refine, tolerance=torch.inf), torch.float32),
+            (refine, torch.float64),
+            (refit, torch.float64),
+        ):
+            if not len(near) or precision != bag.precision == torch.float64 or (q == 0 and fitted is not refit):
+                continue
+            part = change[near]
+            found = _counts(_scores(bag, part, fitted(bag, part, theta[:, :, near]), q, precision), part, weight)
+            above[near], tied[near] = (each.to(above.dtype) for each in found)
+            near = tied.nonzero().squeeze(1)
         return above, tied
 
     def decided(change: Change) -> Counted:
         x = change.x
         above, tied = x.new_zeros(2, len(change.y))
-        columns, theta = torch.arange(len(change.y), device=x.device), x
-        for accuracy in (ACCURATE,) if enough is None else (COARSE, ACCURATE):
+        columns, theta, start = torch.arange(len(change.y), device=x.device), x, None
+        for accuracy in (COARSE, ACCURATE):
             if not len(columns):
                 break
             part = change[columns]
 
-            def left(order: Tensor, columns: Tensor = columns, part: Change = part) -> Tensor:
-                """Count, and say which candidates (B,) are still to be decided."""
-                found = pvalues.count(order, 0, 0, comparison(weight, part))
-                above[columns], tied[columns] = (each.to(x.dtype) for each in found)
-                unsure = (order == 0).any(0)
-                return unsure if enough is None else unsure & ~enough(part.y, found[0], found[0] + found[1])
+            def left(order: Tensor, part: Change = part) -> Tensor:
+                """Which candidates (B,) are still to be decided."""
+                unsure = _per_column(order == 0) > 0
+                if enough is None:
+                    return unsure
+                surely, between = pvalues.count(order, 0, 0, comparison(weight, part))
+                return unsure & ~enough(part.y, surely, surely + between)
 
-            order, theta = bounded_order(bag, change, columns, q, accuracy, left)
-            unsure = left(order)
-            columns, theta = columns[unsure], theta[:, :, unsure]
+            order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
+            found, unsure = pvalues.count(order, 0, 0, comparison(weight, part)), left(order)
+            above[columns], tied[columns] = (each.to(x.dtype) for each in found)
+            columns = columns[unsure]
+            theta = start = fits[:, :, unsure]
         for at in chunks(bag, torch.arange(len(columns), device=x.device), memory):
-            found = scored(change[columns[at]], theta[:, :, at])
-            above[columns[at]], tied[columns[at]] = (each.to(x.dtype) for each in found)
+            counts = scored(change[columns[at]], theta[:, :, at])
+            above[columns[at]], tied[columns[at]] = (each.to(x.dtype) for each in counts)
         return above, tied
 
     return count_objects(bag, as_objects(X_test, factors), decided, memory, progress)
@@ -145,23 +155,28 @@ def symmetric_counts(
 
 @torch.no_grad()
 def bounded_order(
-    bag: LinearBag, change: Change, columns: Tensor, q: float, accuracy: float, left: Callable[[Tensor], Tensor]
+    bag: LinearBag,
+    change: Change,
+    columns: Tensor,
+    q: float,
+    accuracy: float,
+    left: Callable[[Tensor], Tensor],
+    theta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Order (n, B) of the training points' scores against those of candidates of objects, 0 where it is open; fits (d, K, B).
 
     The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
-    by a factor that `moved` bounds. Points it leaves open, and the candidates, have A'r from a solve. ``left(order)`` says for which
-    candidates (B,) points are still to be solved for.
+    by a factor that `moved` bounds, so their range moves by at most spread(A')(1 − π_y). Points which that leaves open have A°r, and where
+    that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which candidates (B,) are still to be decided.
     """
-    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy), change[columns]
+    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, theta), change[columns]
     y, grain = bag.y[:, None], rounding(bag, change, fits.theta) + FLOOR
     if q < 1:
         error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
         margins = relative.margin(fits.z, y), relative.margin(fits.z_added, change.y)
         return torch.as_tensor(pvalues.order(*margins, 2 * error)), fits.theta
-    pi = relative.probabilities(fits.z)
     grown = 1.5 * torch.expm1(fits.error)
     # The candidate: its leverage without it is that of the points alone.
     pi_added = relative.probabilities(fits.z_added)
@@ -176,40 +191,71 @@ def bounded_order(
         norms[columns] = norm
         return norm <= near * size[columns]
 
-    w = conjugate(bag, change, pi, None, right, small).view_as(fits.theta)
+    w = conjugate(bag, change, fits.pi[:, 1:], None, right, small).view_as(fits.theta)
     tau = relative.margin(fits.z_added + at_points(change.x, w), change.y)
     tau_error = fits.spread.sqrt() * (fits.reach + norms / whole) + grain + spread * grown
-    # The points.
-    r = relative.residual(pi, y)
-    step = leave_out(at, fits, r)
-    alpha = relative.margin(fits.z + step.shift, y)
-    known = at.spread.sqrt()[:, None] * fits.reach + grain + step.spread * grown
-    error = step.error + known
-    order: Tensor = pvalues.order(alpha, tau, (error + tau_error).nan_to_num(torch.inf, torch.inf))
-    # Where nothing is known of a point, or of a fit, a solve would not help.
-    unknown = (order == 0) & left(order) & torch.isfinite(known + tau_error)
+    # The points, by their probabilities: 1 − π_y is off by units of the C of them.
+    own = fits.pi.gather(1, y[:, :, None].expand(-1, -1, fits.pi.shape[2]))[:, 0]
+    other, unit = fits.pi.sum(1).sub_(own), 2 * EPS * bag.n_classes
+    high = at.left_out_spread[:, None] / fits.moved.least
+    known = at.spread.sqrt()[:, None] * fits.reach + grain + high * (grown + _rounded(at)[:, None])
+    error = (other + unit).mul_(high).add_(known)
+    above = (other - unit).clamp_(min=0.0).div_(own).log_() - error > tau + tau_error
+    below = other.add_(unit).div_(own).log_() + error < tau - tau_error
+    order = above.to(torch.int8) - below.to(torch.int8)
+    closest = _left_out(bag, fits, tau, known + tau_error, ((order == 0) & left(order)).nonzero(), order)
+    # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
+    unknown = (order == 0) & left(order)
+    if accuracy > ACCURATE:
+        unknown &= _per_column(unknown & (known + tau_error > closest / 2)) == 0
+    unknown &= torch.isfinite(known + tau_error)
     # About ten products each; many more than those take as long as a candidate's Hessian.
     n, p = len(bag.X), bag.base.inverse.shape[0]
     few = max(64, n * p * p // (10 * (4 * n * p + 2 * p * p)))
-    pairs = (unknown & (unknown.sum(0) <= few)).T.nonzero()
-    for part in pairs.split(max(1, BLOCK // 32 // (8 * r[..., 0].numel()))):
-        _solve(bag, change, fits, pi, r, tau, known + tau_error, part, order)
+    pairs = (unknown & (_per_column(unknown) <= few)).nonzero()
+    for part in pairs.split(max(1, BLOCK // 32 // (8 * n * bag.K))):
+        _solve(bag, change, fits, tau, known + tau_error, part, order)
     return order, fits.theta
+
+
+def _per_column(mask: Tensor) -> Tensor:
+    """How many entries (B,) of a mask (n, B) are set; a matrix product takes a tenth of the time of a sum."""
+    return (mask.new_ones(1, len(mask), dtype=torch.float32) @ mask.float())[0]
+
+
+def _rounded(at: Reference) -> Tensor:
+    """Errors (n,) of A° by rounding, as shares of its spread."""
+    return 4 * at.rounding * (1 + at.odds)
+
+
+def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Tensor, order: Tensor) -> Tensor:
+    """Decide the order (n, B) of pairs (b, 2) of a point and a column by A°r, errors (n, B) beside it; how far scores are from τ (n, B)."""
+    at, apart = bag.reference, torch.full_like(error, torch.inf)
+    # Some 2²⁰ numbers of A° at a time.
+    for point, column in (part.T for part in pairs.split(max(1, 2**20 // bag.K**2))):
+        low, high = (1 / factor[point, column] for factor in (fits.moved.most, fits.moved.least))
+        y, z = bag.y[point], fits.z[point, :, column].T
+        r = relative.residual_(fits.pi[point, 1:, column].T.contiguous(), y)
+        s = torch.bmm(at.left_out[point], r.T[:, :, None])[:, :, 0].T
+        length = (r * s).sum(0).clamp(min=0.0).sqrt()
+        alpha = relative.margin(z + (low + high) / 2 * s, y)
+        off = (high - low) / 2 * at.left_out_spread[point].sqrt() * length + error[point, column]
+        order[point, column] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
+        apart[point, column] = (alpha - tau[column]).abs()
+    return apart
 
 
 def _solve(
     bag: LinearBag,
     change: Change,
     fits: Added,
-    pi: Tensor,
-    r: Tensor,
     tau: Tensor,
     error: Tensor,
     pairs: Tensor,
     order: Tensor,
 ) -> None:
-    """Decide the order (n, B) of pairs (b, 2) of a column and a point, by a solve for each, but for which their error is known."""
-    at, (column, point) = bag.reference, pairs.T
+    """Decide the order (n, B) of pairs (b, 2) of a point and a column, by a solve for each, but for which their error is known."""
+    at, (point, column) = bag.reference, pairs.T
     own = replace(change[column], removed=point)
     x_own, y_own, z_own = bag.X[point].T, bag.y[point], fits.z[point, :, column].T
     tau, fixed = tau[column], error[point, column]
@@ -219,13 +265,14 @@ def _solve(
         shifted = z_own[:, pairs] + at_points(x_own[:, pairs], w.view(*bag.base.theta.shape, -1))
         off = reach[pairs] * norm
         found = pvalues.order(relative.margin(shifted, y_own[pairs]), tau[pairs], off + fixed[pairs])
-        order[point[pairs], column[pairs]] = found
+        order[point[pairs], column[pairs]] = found.to(order.dtype)
         # Where the other errors decide, more products would not.
         decided: Tensor = found != 0
         return decided | (off < 1e-2 * fixed[pairs])
 
-    right = (x_own[:, None, :] * r[point, :, column].T).flatten(0, 1)
-    conjugate(bag, own, pi[:, :, column], fits.theta[:, :, column], right, stop)
+    r = relative.residual_(fits.pi[point, 1:, column].T.contiguous(), y_own)
+    right = (x_own[:, None, :] * r).flatten(0, 1)
+    conjugate(bag, own, fits.pi[:, 1:, column], fits.theta[:, :, column], right, stop)
 
 
 def _counts(s: Scores, change: Change, weight: Tensor | FloatArray | None) -> Counted:

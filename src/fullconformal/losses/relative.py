@@ -45,10 +45,14 @@ def probabilities_(z: Tensor) -> Tensor:
     return e.div_(e.sum(-2, keepdim=True) + torch.exp(-top))
 
 
-def log_probabilities(z: Tensor) -> Tensor:
-    """Logarithms (n, C, B) of the probabilities of all classes, of logits z (n, K, B)."""
-    f = torch.cat([torch.zeros_like(z[:, :1]), z], 1)
-    return f.sub_(f.logsumexp(1, keepdim=True))
+def all_probabilities(z: Tensor) -> Tensor:
+    """Probabilities (..., C, B) of all classes, of logits z (..., K, B)."""
+    out = z.new_empty(*z.shape[:-2], z.shape[-2] + 1, z.shape[-1])
+    top = z.amax(-2, keepdim=True).clamp_(min=0.0)
+    torch.sub(z, top, out=out[..., 1:, :])
+    torch.neg(top, out=out[..., :1, :])
+    out.exp_()
+    return out.div_(out.sum(-2, keepdim=True))
 
 
 def residual(pi: Tensor, y: Tensor) -> Tensor:
@@ -89,6 +93,15 @@ def spread(A: Tensor) -> Tensor:
     entries = A.movedim(-2, 0)
     diagonal = entries[place.diagonal()]
     return torch.maximum(diagonal.amax(0), diagonal[i].add_(diagonal[j]).sub_(entries, alpha=2).amax(0))
+
+
+def most_apart(A: Tensor) -> Tensor:
+    """max over l of (e_k − e_l)ᵀA(e_k − e_l) for each of all C classes k, (..., C, B), A packed (..., Q, B)."""
+    full = unpacked(A)
+    whole = full.new_zeros(*full.shape[:-3], full.shape[-2] + 1, full.shape[-2] + 1, full.shape[-1])
+    whole[..., 1:, 1:, :] = full
+    diagonal = whole.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
+    return (diagonal.unsqueeze(-2) + diagonal.unsqueeze(-3) - 2 * whole).amax(-2)
 
 
 def range_of(z: Tensor) -> Tensor:
