@@ -350,8 +350,8 @@ def test_leverages_of_points_left_out_are_those_of_the_bag_without_them():
         literal = J @ torch.linalg.solve(rest, J.T)
         # Solves of size 9 with conditions below 1e4.
         np.testing.assert_allclose(bag.reference.left_out[i], literal, rtol=1e-9, atol=1e-12)
-        t = 1 - 1 / torch.linalg.eigvals(torch.linalg.solve(rest, whole)).real.max()
-        assert t <= bag.reference.leverage[i] * (1 + 1e-9)
+        odds = torch.linalg.eigvals(torch.linalg.solve(rest, whole)).real.max() - 1
+        assert odds <= bag.reference.odds[i] * (1 + 1e-9) + 1e-12
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
