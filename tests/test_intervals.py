@@ -112,3 +112,15 @@ def test_a_candidate_that_is_compared_with_nothing_is_as_good_as_any():
     steps = Steps(np.full((1, 2), np.inf), np.full((1, 2), np.inf), np.zeros(1))
     assert steps.p([[0.0]]).tolist() == [[1.0]]
     assert steps.interval(0.9).tolist() == [[-np.inf, np.inf]]
+
+
+def test_many_levels_at_once_are_those_one_by_one():
+    """Ends by their rank: from one sort of all pieces, or from a partition for each level; with pieces that hold no number."""
+    rng = np.random.default_rng(0)
+    middle, half = rng.normal(size=(6, 1)), rng.exponential(size=(6, 40))
+    lower, upper = middle - half, middle + rng.exponential(size=(6, 40))
+    lower[2:4, ::7], upper[2:4, ::7] = np.inf, -np.inf
+    steps = Steps(lower, upper, np.full(6, 40.0))
+    levels = np.linspace(0.05, 0.99, 60)
+    one_by_one = np.stack([steps.interval(level) for level in levels], axis=2)
+    np.testing.assert_array_equal(steps.interval(levels), one_by_one)

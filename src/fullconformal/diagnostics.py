@@ -95,8 +95,8 @@ class Diagnostics:
         # Of "auto" alone there are several.
         if len(self.estimates) > 1 and self.curvature not in ("ggn", "dual"):
             out.append(
-                f"{self.curvature} stands in for the whole GGN, which takes more than memory_budget or ten minutes ({self.estimates[0]}): raise "
-                "memory_budget, or check the coverage on held-out points"
+                f"{self.curvature} stands in for the whole GGN, which takes more than memory_budget or ten minutes ({self.estimates[0]}): "
+                "raise memory_budget, or check the coverage on held-out points"
             )
         if self.newton_decrement > self.largest_influence:
             out.append(

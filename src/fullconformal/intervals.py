@@ -72,8 +72,7 @@ class Steps:
         levels = sets.check_levels(confidence_level)
         out = np.empty((len(self), 2, levels.size))
         nested = self._nested() if self.weight is None and self.own is None else np.zeros(len(self), dtype=bool)
-        for k, level in enumerate(levels.ravel()):
-            out[nested, :, k] = self._by_rank(nested, 1 - float(level))
+        out[nested] = self._by_rank(nested, 1 - levels.ravel())
         for row in np.flatnonzero(~nested).tolist():
             line = self._line(row)
             for k, level in enumerate(levels.ravel()):
@@ -102,23 +101,30 @@ class Steps:
             innermost = np.where(self.lower < np.inf, self.lower, -np.inf).max(axis=1, initial=-np.inf)
         return np.asarray(innermost <= self.upper.min(axis=1, initial=np.inf))
 
-    def _by_rank(self, rows: npt.NDArray[np.bool_], epsilon: float) -> FloatArray:
-        """Intervals (r, 2) of the objects among `rows`, whose pieces are nested and weigh one each: no piece need be sorted."""
-        out = np.full((int(rows.sum()), 2), np.nan)
+    def _by_rank(self, rows: npt.NDArray[np.bool_], epsilons: FloatArray) -> FloatArray:
+        """Intervals (r, 2, L) of the objects among `rows`, whose pieces are nested and weigh one each: ends by their rank."""
+        out = np.full((int(rows.sum()), 2, len(epsilons)), np.nan)
         chosen: Any = slice(None) if rows.all() else rows
         lower, upper, total = self.lower[chosen], self.upper[chosen], self.total[chosen]
-        all_needed = needed(total, epsilon)
-        # No piece is needed where a candidate alone is enough, and none is enough where there are too few.
-        out[all_needed == 0] = -np.inf, np.inf
-        listed = all_needed - self.wider
         held = np.full(len(lower), lower.shape[1])
         if np.isinf(lower.max(initial=-np.inf)):
             held, upper = (lower < np.inf).sum(axis=1), np.where(lower < np.inf, upper, -np.inf)
-        for count in np.unique(listed[(listed > 0) & (listed <= held)]):
-            of: Any = (listed == count) & (listed <= held)
-            of = slice(None) if of.all() else of
-            out[of, 0] = np.partition(lower[of], count - 1, axis=1)[:, count - 1]
-            out[of, 1] = np.partition(upper[of], -count, axis=1)[:, -count]
+        # Of a few levels no piece need be sorted; of many, one sort takes less.
+        ordered = len(epsilons) > 8
+        if ordered:
+            lower, upper = np.sort(lower, axis=1), np.sort(upper, axis=1)
+        for k, epsilon in enumerate(epsilons.tolist()):
+            all_needed = needed(total, epsilon)
+            # No piece is needed where a candidate alone is enough, and none is enough where there are too few.
+            out[all_needed == 0, :, k] = -np.inf, np.inf
+            listed = all_needed - self.wider
+            for count in np.unique(listed[(listed > 0) & (listed <= held)]):
+                of: Any = (listed == count) & (listed <= held)
+                of = slice(None) if of.all() else of
+                ends = (lower[of], upper[of]) if ordered else (
+                    np.partition(lower[of], count - 1, axis=1), np.partition(upper[of], -count, axis=1)
+                )  # fmt: skip
+                out[of, 0, k], out[of, 1, k] = ends[0][:, count - 1], ends[1][:, -count]
         return out
 
     def _line(self, row: int) -> _Line:
