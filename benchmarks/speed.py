@@ -127,7 +127,9 @@ def network_fit(n: int, **options: object) -> tuple[FullConformalClassifier, np.
 
 def network() -> None:
     clf, Xt = network_fit(2000)
-    clf.predict_p(Xt)
+    first = seconds(lambda: clf.predict_p(Xt)) / len(Xt)
+    # What a fit keeps for later predictions grows with the objects predicted: after as many as there are points it is complete.
+    clf.predict_p(bag(2000, seed=1)[0].numpy())
     ours = seconds(lambda: clf.predict_p(Xt), 5) / len(Xt)
     pruned = clf.set_params(prune=True)
     ours_pruned = seconds(lambda: pruned.predict_p(Xt), 3) / len(Xt)
@@ -144,7 +146,8 @@ def network() -> None:
         f"MLP 32-100-50-20-10, p = {G.shape[1]:,}, n = 2,000, 10 labels, deleted, float32: one test point",
         [
             (f"paper's loop, 20,000 pairs, extrapolated from {sample}", f"{loop:.0f} s", "1×"),
-            ("ours", f"{1e3 * ours:.2f} ms", f"{loop / ours:,.0f}×  (bar: 10,000×)"),
+            ("ours, the first 100 objects", f"{1e3 * first:.2f} ms", f"{loop / first:,.0f}×"),
+            ("ours, after 2,000 objects", f"{1e3 * ours:.2f} ms", f"{loop / ours:,.0f}×  (bar: 10,000×)"),
             ("ours, pruning forced", f"{1e3 * ours_pruned:.2f} ms", f"{loop / ours_pruned:,.0f}×"),
         ],
         ("", "time", "ratio"),

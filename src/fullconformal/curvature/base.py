@@ -1,4 +1,4 @@
-"""What every curvature gives: `factor(problem)` once, `Factor.solve(V)` many times.
+"""The interface of a curvature: `factor(problem)` once, `Factor.solve(V)` many times.
 
 Damping is added to the mean-form matrix, as in the paper: 𝓗 + n·damping·I. Left at None it is 0 where the Cholesky factorisation
 succeeds, else the smallest (to within a third) that makes it succeed. A number is taken as it is: where the damped

@@ -1,4 +1,4 @@
-"""Influence functions: what is prepared of the training points, the approximations of their scores, and how they are counted."""
+"""Influence functions: prepared training points, the approximations of their scores, and the counter."""
 
 from fullconformal.influence.direct import direct
 from fullconformal.influence.indirect import indirect

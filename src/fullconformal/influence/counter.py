@@ -4,8 +4,8 @@ A candidate only meets the points of its range (`bag`): the others are surely ab
 tile, which meets the points of all its ranges in one matrix product of rows. There are three kinds of rows, k_i = row of i · row of ĝ:
 
 1. L⁻¹g_i, which are kept where n·p numbers fit the memory, and L⁻¹ĝ. Candidates whose range is empty by the bound ŝ ≤ |ĝ|²/floor need
-   no rows, nor do, in the deleted scheme, those whose range lies among the few points of largest b: these meet
-2. 𝓗⁻¹g_i, of as many points as make the fewest solves for both, and ĝ. Most wrong labels are among them.
+   no rows. In the deleted scheme, those whose range lies among the points of largest b meet
+2. 𝓗⁻¹g_i, of as many points as make the fewest solves for both, and ĝ. Most wrong labels are among them; after some predictions all are.
 3. Where nothing is kept, ŝ of all candidates comes first. Then points are taken in portions as large as the memory allows, each made
    once, and the candidates whose ranges reach there pass by. Rows are g_i and 𝓗⁻¹ĝ; or half-solved gradients straight from the layers,
    R⁻¹g_i and R⁻¹ĝ, where the factor has those.

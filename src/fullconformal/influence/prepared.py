@@ -1,4 +1,4 @@
-"""What is prepared of the training points at θ_Z, once: losses, self-influences, and their rows where they fit the memory."""
+"""The training points at θ_Z, prepared once: losses, self-influences, and their rows where these fit the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every approximation of full CP has in common: candidates' gradients, and the loop that turns scores into counts.
+"""Gradients of candidates, and the literal loop that turns the scores of any approximation into counts.
 
 An approximation is a function ``scorer(prepared, X, q)`` that returns the candidates' scores τ (m, C) and a function from a slice of
 training points to their scores α (m, C, k). Prepared points and candidates pass in blocks; n × (m·C) scores are never held.

@@ -144,7 +144,7 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class LayerCandidates:
     """Candidates of m objects: T_x (m, d), π (m, C), thresholds τ from low to high and self-influences ŝ (m, C), v_x (m, 1)."""
 
     T: Tensor
@@ -178,11 +178,11 @@ class LayerBag:
         """Rounding error (N,) of b: that of its terms."""
         return ULPS * torch.finfo(self.Q.dtype).eps * (self.loss + self.self_influence)
 
-    def room(self, x: Candidates, at: slice) -> Tensor:
+    def room(self, x: LayerCandidates, at: slice) -> Tensor:
         """Rounding error (m, k) granted to the scores of training points in a slice."""
         return self.slack[at] + x.v * self.w[at]
 
-    def candidates(self, features: Tensor, logits: Tensor, q: float) -> Candidates:
+    def candidates(self, features: Tensor, logits: Tensor, q: float) -> LayerCandidates:
         """Thresholds and what the products need, from features (m, d) and logits (m, C)."""
         dtype, logits = self.Q.dtype, logits.double()
         T = self.T.new_zeros(len(features), self.T.shape[1])
@@ -196,9 +196,9 @@ class LayerBag:
         tau, eps = loss - (1 - q) * s, torch.finfo(dtype).eps
         own = ULPS * eps * (loss + s + logits.abs().amax(1, keepdim=True))
         v = 4 * math.sqrt(T.shape[1] + logits.shape[1]) * eps * c.sqrt()
-        return Candidates(T, *(part.to(dtype) for part in (pi, tau - own, tau + own, s, v)))
+        return LayerCandidates(T, *(part.to(dtype) for part in (pi, tau - own, tau + own, s, v)))
 
-    def products(self, x: Candidates, at: slice) -> tuple[Tensor, Tensor]:
+    def products(self, x: LayerCandidates, at: slice) -> tuple[Tensor, Tensor]:
         """c and (Qπ_x) of training points in a slice, (m, k) each."""
         if self.T.dtype == torch.float16 and self.T.is_cuda:
             c = torch.mm(x.T, self.T[at].T, out_dtype=torch.float32)
@@ -270,7 +270,7 @@ def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
 # Three ways to add the counts (2, m, C) of the training points in a slice; each returns the number of scores that it formed.
 
 
-def _fused(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune: bool, counts: Tensor) -> int:
+def _fused(bag: LayerBag, b: Tensor, w: Tensor, x: LayerCandidates, at: slice, prune: bool, counts: Tensor) -> int:
     """All training points in one kernel; their weights are one."""
     from fullconformal.last_layer import kernels
 
@@ -282,7 +282,7 @@ def _fused(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune:
     return x.s.numel() * bag.n
 
 
-def _own_class(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune: bool, counts: Tensor) -> int:
+def _own_class(bag: LayerBag, b: Tensor, w: Tensor, x: LayerCandidates, at: slice, prune: bool, counts: Tensor) -> int:
     """A candidate is compared with the points of its own label: one label a point, which is less work than looking for blocks."""
     c, u = bag.products(x, at)
     y = bag.y[at]
@@ -292,7 +292,7 @@ def _own_class(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, pr
     return alpha.numel()
 
 
-def _pruned(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune: bool, counts: Tensor) -> int:
+def _pruned(bag: LayerBag, b: Tensor, w: Tensor, x: LayerCandidates, at: slice, prune: bool, counts: Tensor) -> int:
     """Candidates that the slice does not decide as a whole are compared block by block."""
     reach = (bag.self_influence[at].amax() * x.s).sqrt() + 2 * (bag.slack[at].amax() + bag.w[at].amax() * x.v)
     reach = reach if prune else reach.fill_(torch.inf)
@@ -301,7 +301,7 @@ def _pruned(bag: LayerBag, b: Tensor, w: Tensor, x: Candidates, at: slice, prune
     alive = (~(surely | never)).any(1).nonzero()[:, 0]
     if not len(alive):
         return 0
-    x, done = Candidates(*(part[alive] for part in vars(x).values())), (surely | never)[alive]
+    x, done = LayerCandidates(*(part[alive] for part in vars(x).values())), (surely | never)[alive]
     c, u = bag.products(x, at)
     a, room = b[at] - c * u, bag.room(x, at)
     reach = c.abs() * bag.spread[at] + 2 * room

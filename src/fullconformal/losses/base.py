@@ -1,4 +1,4 @@
-"""What every loss gives: its value, its derivatives at the outputs of a model, and what they are for every label at once.
+"""The interface of a loss: its value and its derivatives by the outputs of a model, for one label and for every label at once.
 
     ℓ(y, f)        r = ∂ℓ/∂f        S = ∂²ℓ/∂f² = BBᵀ
 

@@ -120,7 +120,7 @@ class Audit:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-class Refits:
+class ProblemRefits:
     """Minimisers of F over changed bags: Newton's for logistic regressions, L-BFGS's for others.
 
     L-BFGS starts from θ_Z, and again from a second fit to Z, found from θ_Z moved by half of itself at random: the better end counts. From
@@ -211,13 +211,13 @@ def audit_fitted(
     A method that is full CP itself, and kept no problem, has nothing to be repeated: its p-values are those of refits.
     """
     n, first = fitted.n, fitted.at(take(X, [0]), 0)[0]
-    refits = Refits(first, rng) if isinstance(first, FittedProblem) else first.refits()
+    refits = ProblemRefits(first, rng) if isinstance(first, FittedProblem) else first.refits()
     if refits is None and not fitted.guarantee.is_exact:
         other = "check the coverage on held-out points" if fitted.guarantee.reason else "audit on arrays"
         raise ValueError(f"an audit refits the model, and this one's training points were not kept; {other} instead.")
-    starts = len(refits.starts) if isinstance(refits, Refits) else 1
+    starts = len(refits.starts) if isinstance(refits, ProblemRefits) else 1
     n_points, total = n, 0
-    if isinstance(refits, Refits):
+    if isinstance(refits, ProblemRefits):
         n_points = n if query.q == 0 else min(n, max(max_refits // (n_pairs * starts), 1))
         total = n_pairs * starts * (1 if query.q == 0 else n_points)
     elif refits is not None:
@@ -245,7 +245,7 @@ def audit_fitted(
             p_exact.append(p)
             continue
         points = np.sort(rng.choice(n, n_points, replace=False))
-        own_refits = Refits(one, rng) if isinstance(one, FittedProblem) and one is not first else refits
+        own_refits = ProblemRefits(one, rng) if isinstance(one, FittedProblem) and one is not first else refits
         exact, own = own_refits.scores(x, label, points, query.q, tick)
         told = one.scores(x, query)
         if told is None:
