@@ -20,6 +20,8 @@ import torch
 from measure import console, seconds, show
 from sklearn.datasets import load_digits, make_classification
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from fullconformal import FullConformalClassifier
 
@@ -36,10 +38,12 @@ class Setting:
     method: str = "symmetric"
     bar: float = np.inf
     objects: int = 20
+    scaled: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.method}, {'digits' if self.d == 64 else 'made'}, {self.n:,} × {self.d}, C = {self.C}"
+        data = ("digits" if self.d == 64 else "made") + ", StandardScaler" * self.scaled
+        return f"{self.method}, {data}, {self.n:,} × {self.d}, C = {self.C}"
 
     def data(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Training objects with labels, and objects to predict."""
@@ -73,6 +77,9 @@ SETTINGS = [
     Setting(10_000, 30, 5, bar=5),
     Setting(10_000, 30, 10, bar=10, objects=8),
     Setting(40_000, 60, 2, bar=3),
+    Setting(200, 64, 10, bar=15, scaled=True, objects=8),
+    Setting(1297, 64, 10, bar=22.5, scaled=True, objects=4),
+    Setting(10_000, 30, 5, bar=7.5, scaled=True),
     Setting(200, 64, 10, "exact", bar=50, objects=4),
     Setting(1297, 64, 10, "exact", bar=200, objects=2),
 ]
@@ -94,7 +101,9 @@ def measured(setting: Setting, device: str, repeats: int = 3) -> tuple[float, fl
     """Milliseconds an object of predict_p and of predict_set at 90 %."""
     X, y, objects = setting.data()
     options = {"device": "cuda"} if device == "cuda" else {}
-    clf = FullConformalClassifier(LogisticRegression(max_iter=1000), method=setting.method, **options).fit(X, y)
+    model = LogisticRegression(max_iter=1000)
+    model = make_pipeline(StandardScaler(), model) if setting.scaled else model
+    clf = FullConformalClassifier(model, method=setting.method, **options).fit(X, y)
     # What is made once for all objects is no object's time.
     sets = clf.predict_set(objects[:1], 0.9)
     p = clf.predict_p(objects)
