@@ -12,8 +12,9 @@ residuals as those in A (Lei, "Fast exact conformalization of lasso using piecew
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -89,11 +90,39 @@ class Lasso:
         """The fit (m,) at objects X (m, d)."""
         return (X - self.mean) @ self.weight + self.shift
 
-    def segments(self, x: FloatArray) -> Iterator[Segment]:
-        """All of the line, for an object x (d,), in ranges that do not overlap."""
+    @cached_property
+    def gram(self) -> FloatArray:
+        """Products (d, d) of the columns, without penalty."""
+        return self.X.T @ self.X
+
+    @cached_property
+    def _all_columns(self) -> tuple[FloatArray, FloatArray] | None:
+        """Were all columns active: the factor (d, d) of their products, and 1 − leverages (n,); None where they are too many."""
+        n, d = self.X.shape
+        try:
+            factor = _factor(self.gram + self.l2 * np.eye(d), np.arange(d))[0]
+        except np.linalg.LinAlgError:
+            return None
+        rows = solve_triangular(factor, self.X.T, lower=True)
+        return factor, 1 - self.intercept / n - np.einsum("ij,ij->j", rows, rows)
+
+    def bounds(self, x: FloatArray) -> tuple[FloatArray, float] | None:
+        """Least 1 − leverage of the points (n,), and of an object x (d,), over all columns that may be active; None where there is none."""
+        if self._all_columns is None:
+            return None
+        factor, share = self._all_columns
+        half = solve_triangular(factor, x - self.mean, lower=True)
+        # More columns raise leverages, and one more point lowers those of the others.
+        return share, 1 / (1 + float(half @ half) + self.intercept / len(self.y))
+
+    def segments(self, x: FloatArray, enough: Callable[[Segment, float], bool] | None = None) -> Iterator[Segment]:
+        """All of the line, for an object x (d,), in ranges that do not overlap; in both directions up to the t at which it is `enough`."""
         walk = _Walk.of(self, x - self.mean)
-        yield from walk.towards(-1)
-        yield from walk.towards(1)
+        for way in (-1, 1):
+            for segment in walk.towards(way):
+                yield segment
+                if enough is not None and enough(segment, segment.start if way < 0 else segment.end):
+                    break
 
 
 @dataclass(frozen=True)
@@ -112,7 +141,7 @@ class _Walk:
     def of(cls, bag: Lasso, x: FloatArray) -> _Walk:
         n = len(bag.y)
         part = n / (n + 1) if bag.intercept else 1.0
-        G = bag.X.T @ bag.X + part * np.outer(x, x)
+        G = bag.gram + part * np.outer(x, x)
         G[np.diag_indices_from(G)] += bag.l2
         return cls(bag, x, G, np.abs(G).max(axis=1), bag.X.T @ bag.y, part * x, float(x @ bag.weight))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -46,13 +46,41 @@ class FittedLasso(FittedRegression):
         X = np.asarray(X, dtype=np.float64)
         tie = 64 * (self.fit.X.shape[1] + 8) * EPS
         slack = tie * (float(np.abs(self.fit.y).max(initial=0.0)) + EPS * abs(self.fit.shift))
+        ranks = query.ranks(self.n)
         for row, x in enumerate(X):
-            parts = [pieces(segment, query.q, slack, tie) for segment in self.fit.segments(x)]
+            stop = None if ranks is None else self._stop(x, query.q, ranks[0], slack, tie)
+            parts = [pieces(segment, query.q, slack, tie, self.fit.shift) for segment in self.fit.segments(x, stop)]
             lower, upper, owner = (np.concatenate(part) for part in zip(*parts, strict=True))
-            shift = self.fit.shift
-            yield query.steps(lower[None] + shift, upper[None] + shift, owner, self.n, slice(row, row + 1))
+            yield query.steps(lower[None], upper[None], owner, self.n, slice(row, row + 1))
             if query.progress is not None:
                 query.progress(row + 1, len(X))
+
+    def _stop(
+        self, x: FloatArray, q: float, fewest: int, slack: float, tie: float
+    ) -> Callable[[Segment, float], bool] | None:
+        """Whether fewer than so many points can be as strange as the candidate at t or any further out; None where that is not known.
+
+        With S = I − H on the active columns, of eigenvalues in [0, 1], the candidate's residual has slope s = S_xx and those of the points
+        Σ slope² = (S²)_xx − s² ≤ s(1 − s). So the candidate's score gains on that of a point from where it is behind, whatever columns
+        become active, if √((1 − s)/s) ≤ ρ, ρ the least that (share of the point/share of the candidate)^q can be.
+        """
+        if (bounds := self.fit.bounds(x)) is None:
+            return None
+        share, own = bounds
+        ratio = (1 - tie) * np.maximum(share, 0.0) ** q
+        overtaken = ratio >= ((1 - own) / own) ** 0.5 * (1 + tie)
+        always = self.n - int(overtaken.sum())
+        if always >= fewest:
+            return None
+
+        def stop(segment: Segment, t: float) -> bool:
+            if not np.isfinite(t):
+                return True
+            size = np.abs(segment.first + segment.slope * t) + slack
+            behind = size >= ratio * abs(segment.own_first + segment.own_slope * t)
+            return always + int((behind & overtaken).sum()) < fewest
+
+        return stop
 
     @property
     def figures(self) -> Figures:
@@ -72,18 +100,21 @@ class FittedLasso(FittedRegression):
         return cls(bag, fit, expect(state["model"], ElasticNet))
 
 
-def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatArray, FloatArray, np.ndarray[Any, Any]]:
-    """Lower and upper ends (K,) of t within a segment at which points `owner` (K,) are at least as strange as the candidate."""
-    # Of neighbouring segments one holds the end they share.
-    start, end = segment.start, just_below(segment.end)
-    if end < start:
+def pieces(
+    segment: Segment, q: float, slack: float, tie: float, shift: float
+) -> tuple[FloatArray, FloatArray, np.ndarray[Any, Any]]:
+    """Lower and upper ends (K,) of y = t + shift within a segment at which points `owner` (K,) are at least as strange as the candidate."""
+    start, end = segment.start, segment.end
+    # Of neighbouring segments one holds the end they share: as a number y, since two t may round to one.
+    first_y, last_y = start + shift, just_below(end + shift)
+    if last_y < first_y:
         return np.empty(0), np.empty(0), np.empty(0, dtype=np.intp)
     first, slope, ratio = segment.first, segment.slope, np.full(len(segment.first), 1 - tie)
     if q > 0:
         # With as many columns as points leverages are one and residuals are not zero: such scores are infinite, and tied.
         if segment.own_share <= ALONE:
             n = len(first)
-            return np.full(n, start), np.full(n, end), np.arange(n)
+            return np.full(n, first_y), np.full(n, last_y), np.arange(n)
         ratio *= np.where(segment.share <= ALONE, 0.0, np.maximum(segment.share, 0.0) / segment.own_share) ** q
     own = ratio * segment.own_first, ratio * segment.own_slope
     # |r| ≥ ρ|r̂| where both factors of r² − ρ²r̂² have one sign.
@@ -117,7 +148,7 @@ def pieces(segment: Segment, q: float, slack: float, tie: float) -> tuple[FloatA
     lower = np.concatenate([low[owner], right[split]])
     upper = np.concatenate([high[owner], stop[split]])
     # Ends lie outwards by their rounding, but not beyond the segment.
-    lower, upper = np.maximum(lower - slack, start), np.minimum(upper + slack, end)
+    lower, upper = np.clip(lower - slack + shift, first_y, last_y), np.clip(upper + slack + shift, first_y, last_y)
     return lower, upper, np.concatenate([owner, np.flatnonzero(split)])
 
 
