@@ -4,7 +4,8 @@
 
 Times are processor seconds, the least of several runs, of one thread (set OMP_NUM_THREADS=1): ratios of two things measured in one process.
 Refits are scikit-learn's, one for each of 100 values of y and each object, timed once and multiplied; online-cp stands beside where it is
-installed. The floor is the matrix product that every object needs.
+installed. "All p(y)" are the step functions of the objects, for which all training points are needed and sorted; their floor is the product
+of the objects and all training points. Memory is what Python and NumPy held at most while predicting, beside the budget that was given.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
+import tracemalloc
 import warnings
 
 import numpy as np
-from measure import console, seconds, show
+from measure import seconds, show
 from sklearn.datasets import load_diabetes
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import Lasso, Ridge
 from sklearn.model_selection import train_test_split
+from sklearn.neighbors import KNeighborsRegressor
 
 from fullconformal import FullConformalRegressor
 
@@ -53,33 +56,56 @@ def beside_refits(model: object, n: int, d: int, m: int) -> list[str]:
 
 
 def beside_floor(n: int, d: int, m: int) -> list[str]:
-    """An object's interval, against the product of its row and all training rows."""
+    """An object's interval and p(y), against the product of its row and all training rows."""
     X, y, new = points(n, d, m)
     fit = cpu(lambda: FullConformalRegressor(Ridge(1.0)).fit(X, y), 1)
     reg = FullConformalRegressor(Ridge(1.0)).fit(X, y)
     ours, floor = cpu(lambda: reg.predict_interval(new)) / m, cpu(lambda: new @ X.T) / m
-    return [
-        f"Ridge, n = {n:,}, d = {d}",
-        f"{fit:.3g} s",
-        f"{1e3 * ours:.3g} ms",
-        f"{1e3 * floor:.3g} ms",
-        f"{ours / floor:.1f}",
-    ]
+    all_steps = cpu(lambda: reg.predict_p(new, np.zeros(m)), 2) / m
+    return [f"Ridge, n = {n:,}, d = {d}", f"{fit:.3g} s", *(f"{1e3 * t:.3g} ms" for t in (ours, all_steps, floor))]
 
 
-def beside_online_cp(n: int, d: int, m: int) -> str:
-    """How many times slower online-cp's ridge regression is; it predicts objects one by one, an interval of two one-sided ends."""
-    if importlib.util.find_spec("online_cp") is None:
-        return "online-cp is not installed"
-    from online_cp import ConformalRidgeRegressor  # type: ignore[import-not-found]
-
+def within_memory(model: object, n: int, d: int, m: int, budget: float) -> list[str]:
+    """What predictions of m objects take at most, beside the budget in GiB."""
     X, y, new = points(n, d, m)
-    reg = FullConformalRegressor(Ridge(1.0)).fit(X, y)
-    theirs = ConformalRidgeRegressor(a=1.0)
-    theirs.learn_initial_training_set(X, y)
+    reg = FullConformalRegressor(model, memory_budget=budget).fit(X, y)
+    tracemalloc.start()
+    reg.predict_interval(new)
+    peak = tracemalloc.get_traced_memory()[1] / 2**30
+    tracemalloc.stop()
+    return [f"{type(model).__name__}, n = {n:,}, d = {d}, {m:,} objects", f"{peak:.2g} GiB", f"{budget:g} GiB"]
+
+
+def beside_online_cp(ours: object, theirs: object, n: int, d: int, m: int) -> list[str]:
+    """How much longer online-cp takes; it predicts objects one by one."""
+    X, y, new = points(n, d, m)
+    reg = FullConformalRegressor(ours, scheme="deleted").fit(X, y)
+    theirs.learn_initial_training_set(X, y)  # type: ignore[attr-defined]
     few = max(1, m // 50)
-    their_time = cpu(lambda: [theirs.predict(x, epsilon=0.1) for x in new[:few]], 3) * m / few
-    return f"online-cp, the same problem: {their_time / cpu(lambda: reg.predict_interval(new), 3):,.0f} times slower"
+    their_time = cpu(lambda: [theirs.predict(x, epsilon=0.1) for x in new[:few]], 3) / few  # type: ignore[attr-defined]
+    our_time = cpu(lambda: reg.predict_interval(new), 3) / m
+    name = f"{type(ours).__name__}, n = {n:,}, d = {d}, {m:,} objects"
+    return [name, f"{1e3 * our_time:.3g} ms", f"{1e3 * their_time:.3g} ms", f"{their_time / our_time:,.0f}"]
+
+
+def online_cp_rows(shrink: int) -> list[list[str]]:
+    """Ridge, k-NN and lasso beside online-cp, where it is installed."""
+    if importlib.util.find_spec("online_cp") is None:
+        return []
+    import online_cp  # type: ignore[import-not-found]
+
+    n, d, penalty = 500 // shrink, 100 // shrink, 0.1
+    return [
+        beside_online_cp(Ridge(1.0), online_cp.ConformalRidgeRegressor(a=1.0), 1000 // shrink, 20, 1000 // shrink),
+        beside_online_cp(
+            KNeighborsRegressor(5),
+            online_cp.ConformalNearestNeighboursRegressor(k=5),
+            1000 // shrink,
+            20,
+            1000 // shrink,
+        ),
+        beside_online_cp(Lasso(penalty), online_cp.ConformalLassoRegressor(lam=(n + 1) * penalty), n, d, 50),
+    ]
 
 
 def diabetes(splits: int = 100) -> list[list[str]]:
@@ -115,8 +141,14 @@ def main() -> None:
     ]
     show("Exact full CP beside refits", rows, heads)
     rows = [beside_floor(100_000 // shrink, 50, 100 // shrink)]
-    show("Large tables", rows, ["model", "fit", "an object", "floor", "ours / floor"])
-    console.print(beside_online_cp(1000 // shrink, 20, 1000 // shrink), highlight=False)
+    show("Large tables", rows, ["model", "fit", "interval of an object", "all p(y) of it", "floor of that"])
+    if rows := online_cp_rows(shrink):
+        show("Beside online-cp, milliseconds for an object's interval", rows, ["model", "ours", "online-cp", "ratio"])
+    rows = [
+        within_memory(Ridge(1.0), 100_000 // shrink, 50, 1000 // shrink, 0.5),
+        within_memory(KernelRidge(alpha=1.0, kernel="rbf", gamma=0.02), 5000 // shrink, 20, 1000 // shrink, 1.0),
+    ]
+    show("Memory", rows, ["model", "at most", "memory_budget"])
     rows = diabetes(100 // shrink)
     show(
         "Diabetes, 342 to learn from and 100 to predict, level 0.90", rows, ["method", "coverage", "sd", "width", "sd"]
