@@ -227,10 +227,8 @@ def crossings(
         return np.subtract(below, left, out=left), np.add(above, right, out=right), points
     size = np.broadcast_to(size, slope.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
-        upper, lower = (
-            np.where(right > 0, (size + tie) / right, np.inf),
-            np.where(left > 0, -(size + tie) / left, -np.inf),
-        )
+        upper = np.where(right > 0, (size + tie) / right, np.inf)
+        lower = np.where(left > 0, -(size + tie) / left, -np.inf)
         # Beyond the piece about the centre, the steeper residual is the larger one again.
         again_from = np.where(left < 0, (tie - size) / left, np.where(right < 0, -np.inf, np.inf))
         again_to = np.where(right < 0, (size - tie) / right, np.inf)

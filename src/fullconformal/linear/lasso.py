@@ -43,6 +43,9 @@ class Segment:
     own_share: float
 
 
+Stop = Callable[[Segment, float], bool]
+
+
 @savable
 @dataclass(frozen=True)
 class Lasso:
@@ -115,13 +118,14 @@ class Lasso:
         # More columns raise leverages, and one more point lowers those of the others.
         return share, 1 / (1 + float(half @ half) + self.intercept / len(self.y))
 
-    def segments(self, x: FloatArray, enough: Callable[[Segment, float], bool] | None = None) -> Iterator[Segment]:
-        """All of the line, for an object x (d,), in ranges that do not overlap; in both directions up to the t at which it is `enough`."""
+    def segments(self, x: FloatArray, stop: Stop | None = None) -> Iterator[Segment]:
+        """All of the line, for an object x (d,), in ranges that do not overlap; in both directions as far as the first t to stop at."""
         walk = _Walk.of(self, x - self.mean)
         for way in (-1, 1):
             for segment in walk.towards(way):
                 yield segment
-                if enough is not None and enough(segment, segment.start if way < 0 else segment.end):
+                t = segment.start if way < 0 else segment.end
+                if stop is not None and np.isfinite(t) and stop(segment, t):
                     break
 
 
@@ -150,7 +154,6 @@ class _Walk:
         bag, t, l1 = self.bag, self.begin, self.bag.l1
         active, signs = np.flatnonzero(bag.weight), np.sign(bag.weight[bag.weight != 0])
         changed, d = -1, len(self.x)
-        share = self._share(active)
         for _ in range(50 * d + 1000):
             factor = _factor(self.G, active) if len(active) else None
             u, v = np.zeros((2, d))
@@ -159,16 +162,14 @@ class _Walk:
                 v[active] = cho_solve(factor, self.slope[active], check_finite=False)
             p, q = self.first - self.G @ u, self.slope - self.G @ v
             at, column, sign = self._next(t, way, active, signs, u, v, p, q, changed)
-            yield self._segment(t, at, way, active, u, v, share)
+            yield self._segment((min(t, at), max(t, at)), active, u, v, self._share(active, factor))
             if not np.isfinite(at):
                 return
             t, changed = at, column
             if sign == 0:
                 place = int(np.flatnonzero(active == column)[0])
                 active, signs = np.delete(active, place), np.delete(signs, place)
-                share = share + self._taken(active, column)
             else:
-                share = share - self._taken(active, column)
                 active, signs = np.append(active, column), np.append(signs, sign)
         raise ValueError(
             "the lasso of an object has too many knots; remove columns that are sums of others, or raise alpha."
@@ -205,40 +206,19 @@ class _Walk:
             best, column, sign = float(meets[k]), k, float(to[k])
         return (max(best, t) if way > 0 else min(best, t)), column, sign
 
-    def _columns(self, active: npt.NDArray[np.intp]) -> FloatArray:
-        """Columns of all points and the candidate (n + 1, a), less their mean where there is an intercept."""
+    def _share(self, active: npt.NDArray[np.intp], factor: tuple[FloatArray, bool] | None) -> FloatArray:
+        """1 − leverages (n + 1,), the candidate's last, by the factor of the active columns' products."""
         n, x = len(self.bag.y), self.x[active]
-        rows = np.vstack([self.bag.X[:, active], x])
-        return rows - x / (n + 1) if self.bag.intercept else rows
-
-    def _share(self, active: npt.NDArray[np.intp]) -> FloatArray:
-        """1 − leverages (n + 1,), the candidate's last."""
-        n = len(self.bag.y)
-        share = np.full(n + 1, 1 - 1 / (n + 1) if self.bag.intercept else 1.0)
-        if len(active):
-            rows = solve_triangular(_factor(self.G, active)[0], self._columns(active).T, lower=True)
+        share = np.full(n + 1, 1 - self.bag.intercept / (n + 1))
+        if factor is not None:
+            # Columns of all points and the candidate, less their mean where there is an intercept.
+            columns = np.vstack([self.bag.X[:, active], x]) - self.bag.intercept * x / (n + 1)
+            rows = solve_triangular(factor[0], columns.T, lower=True, check_finite=False)
             share -= np.einsum("ij,ij->j", rows, rows)
         return share
 
-    def _taken(self, active: npt.NDArray[np.intp], column: int) -> FloatArray:
-        """By how much (n + 1,) leverages grow when a column joins the active ones: a block of the inverse, in O(n) a column."""
-        own = self._columns(np.array([column]))[:, 0]
-        rest = float(self.G[column, column])
-        if len(active):
-            beta = cho_solve(_factor(self.G, active), self.G[active, column], check_finite=False)
-            own, rest = own - self._columns(active) @ beta, rest - float(self.G[column, active] @ beta)
-        # Of a column that is a sum of the others nothing is left.
-        return own**2 / rest if rest > NOTHING * self.G[column, column] else np.zeros_like(own)
-
     def _segment(
-        self,
-        t: float,
-        at: float,
-        way: int,
-        active: npt.NDArray[np.intp],
-        u: FloatArray,
-        v: FloatArray,
-        share: FloatArray,
+        self, ends: tuple[float, float], active: npt.NDArray[np.intp], u: FloatArray, v: FloatArray, share: FloatArray
     ) -> Segment:
         """Residuals and leverages while these columns are active."""
         bag, n, X = self.bag, len(self.bag.y), self.bag.X[:, active]
@@ -251,8 +231,7 @@ class _Walk:
             # The intercept takes the mean of all residuals, to which the training points add nothing.
             first, slope = first - own_first / (n + 1), slope - own_slope / (n + 1)
             own_first, own_slope = own_first * n / (n + 1), own_slope * n / (n + 1)
-        start, end = (t, at) if way > 0 else (at, t)
-        return Segment(start, end, first, slope, own_first, own_slope, share[:-1], float(share[-1]))
+        return Segment(*ends, first, slope, own_first, own_slope, share[:-1], float(share[-1]))
 
 
 def _factor(G: FloatArray, active: npt.NDArray[np.intp]) -> tuple[FloatArray, bool]:

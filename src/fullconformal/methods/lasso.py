@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from sklearn.linear_model import ElasticNet
 
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Steps
-from fullconformal.linear.lasso import Lasso, Segment
+from fullconformal.linear.lasso import Lasso, Segment, Stop
 from fullconformal.linear.ridge import ALONE
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import (
@@ -55,9 +55,7 @@ class FittedLasso(FittedRegression):
             if query.progress is not None:
                 query.progress(row + 1, len(X))
 
-    def _stop(
-        self, x: FloatArray, q: float, fewest: int, slack: float, tie: float
-    ) -> Callable[[Segment, float], bool] | None:
+    def _stop(self, x: FloatArray, q: float, fewest: int, slack: float, tie: float) -> Stop | None:
         """Whether fewer than so many points can be as strange as the candidate at t or any further out; None where that is not known.
 
         With S = I − H on the active columns, of eigenvalues in [0, 1], the candidate's residual has slope s = S_xx and those of the points
@@ -68,17 +66,12 @@ class FittedLasso(FittedRegression):
             return None
         share, own = bounds
         ratio = (1 - tie) * np.maximum(share, 0.0) ** q
-        overtaken = ratio >= ((1 - own) / own) ** 0.5 * (1 + tie)
-        always = self.n - int(overtaken.sum())
-        if always >= fewest:
-            return None
+        # Those that the candidate may never overtake count always.
+        ratio[ratio < ((1 - own) / own) ** 0.5 * (1 + tie)] = 0.0
 
         def stop(segment: Segment, t: float) -> bool:
-            if not np.isfinite(t):
-                return True
-            size = np.abs(segment.first + segment.slope * t) + slack
-            behind = size >= ratio * abs(segment.own_first + segment.own_slope * t)
-            return always + int((behind & overtaken).sum()) < fewest
+            size, own = np.abs(segment.first + segment.slope * t), abs(segment.own_first + segment.own_slope * t)
+            return int((size + slack >= ratio * own).sum()) < fewest
 
         return stop
 
