@@ -104,27 +104,22 @@ class Scaled(nn.Module):
 
 
 class QuantileNetwork(RegressorMixin, BaseEstimator):
-    """The same network of a quantile, by Adam on all points; the penalty is of the sum of losses, on all weights but biases."""
+    """The network of the mean, trained further by Adam for a quantile of y, with the penalties that it has."""
 
-    def __init__(
-        self, hidden: int = 50, penalty: float = 0.1, steps: int = 1000, quantile: float = 0.5, random_state: int = 0
-    ):
-        self.hidden, self.penalty, self.steps, self.quantile = hidden, penalty, steps, quantile
-        self.random_state = random_state
+    def __init__(self, hidden: int = 50, steps: int = 500, quantile: float = 0.5, random_state: int = 0):
+        self.hidden, self.steps, self.quantile, self.random_state = hidden, steps, quantile, random_state
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> Self:
         """Train on points X (n, d), y (n,)."""
+        self.module_ = Network(self.hidden, random_state=self.random_state).fit(X, y).module().float()
         inputs, targets = torch.tensor(X, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
-        with torch.random.fork_rng():
-            torch.manual_seed(self.random_state)
-            self.net_ = nn.Sequential(nn.Linear(X.shape[1], self.hidden), nn.GELU(), nn.Linear(self.hidden, 1))
-        optimiser = torch.optim.Adam(self.net_.parameters(), lr=0.02)
+        optimiser = torch.optim.Adam(self.module_.parameters(), lr=0.005)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
-        tau, weights = self.quantile, [self.net_[0].weight, self.net_[2].weight]
+        tau, n = self.quantile, len(y)
         for _ in range(self.steps):
-            error = targets - self.net_(inputs)
+            error = targets - self.module_(inputs)
             loss = torch.maximum(tau * error, (tau - 1) * error).mean()
-            loss = loss + self.penalty / (2 * len(X)) * sum((w**2).sum() for w in weights)
+            loss = loss + sum((t**2).sum() for t in self.module_.parameters()) / (2 * n)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -134,4 +129,4 @@ class QuantileNetwork(RegressorMixin, BaseEstimator):
     def predict(self, X: np.ndarray) -> np.ndarray:
         """Quantiles (m,)."""
         with torch.no_grad():
-            return self.net_(torch.tensor(X, dtype=torch.float32))[:, 0].double().numpy()
+            return self.module_(torch.tensor(X, dtype=torch.float32))[:, 0].double().numpy()

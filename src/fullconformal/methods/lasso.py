@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.linear_model import ElasticNet
 
 from fullconformal.guarantees import EXACT
-from fullconformal.intervals import Steps
+from fullconformal.intervals import Steps, crossings
 from fullconformal.linear.lasso import Lasso, Segment, Stop
 from fullconformal.linear.ridge import ALONE
 from fullconformal.methods.base import Config, FloatArray, Values
@@ -102,50 +102,28 @@ def pieces(
     first_y, last_y = start + shift, just_below(end + shift)
     if last_y < first_y:
         return np.empty(0), np.empty(0), np.empty(0, dtype=np.intp)
-    first, slope, ratio = segment.first, segment.slope, np.full(len(segment.first), 1 - tie)
+    n, ratio = len(segment.first), np.full(len(segment.first), 1 - tie)
     if q > 0:
         # With as many columns as points leverages are one and residuals are not zero: such scores are infinite, and tied.
         if segment.own_share <= ALONE:
-            n = len(first)
             return np.full(n, first_y), np.full(n, last_y), np.arange(n)
         ratio *= np.where(segment.share <= ALONE, 0.0, np.maximum(segment.share, 0.0) / segment.own_share) ** q
-    own = ratio * segment.own_first, ratio * segment.own_slope
-    # |r| ≥ ρ|r̂| where both factors of r² − ρ²r̂² have one sign.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        roots = np.stack([-(first - own[0]) / (slope - own[1]), -(first + own[0]) / (slope + own[1])])
-    outer = np.where(np.isfinite(roots), np.clip(roots, start, end), start)
-    left, right = np.minimum(*outer), np.maximum(*outer)
-
-    def holds(t: FloatArray) -> np.ndarray[Any, Any]:
-        size = np.abs(first + slope * t) + slack
-        return np.asarray(size >= ratio * np.abs(segment.own_first + segment.own_slope * t))
-
-    def middle(a: FloatArray, b: FloatArray) -> FloatArray:
-        """A number between, also where one or both are infinite."""
-        far = 1 + np.abs(np.where(np.isfinite(a), a, np.where(np.isfinite(b), b, 0.0)))
-        low = np.where(np.isfinite(a), a, np.where(np.isfinite(b), b - far, -far))
-        return np.where(np.isfinite(b), (low + b) / 2, low + far)
-
-    begin, stop = np.full_like(left, start), np.full_like(left, end)
-    inside = [
-        (begin < left) & holds(middle(begin, left)),
-        np.isfinite(right) & holds(np.where(left < right, middle(left, right), np.where(np.isfinite(left), left, 0.0))),
-        (right < stop) & holds(middle(right, stop)),
-    ]
-    # From the first part that holds to the last, unless the middle one does not.
-    low = np.where(inside[0], begin, np.where(inside[1], left, np.where(inside[2], right, np.inf)))
-    high = np.where(inside[2], stop, np.where(inside[1], right, np.where(inside[0], left, -np.inf)))
-    split = inside[0] & ~inside[1] & inside[2]
-    high = np.where(split, left, high)
-    owner = np.flatnonzero(low <= high)
-    lower = np.concatenate([low[owner], right[split]])
-    upper = np.concatenate([high[owner], stop[split]])
+    if segment.own_slope == 0:
+        # No residual moves.
+        owner = np.flatnonzero(np.abs(segment.first) + slack >= ratio * abs(segment.own_first))
+        return np.full(len(owner), first_y), np.full(len(owner), last_y), owner
+    # As lines a + b·u in the candidate's residual u.
+    b = segment.slope / segment.own_slope
+    a = segment.first - b * segment.own_first
+    zero = np.zeros(1)
+    ends = crossings(np.abs(a), -b[None] * np.where(a < 0, -1.0, 1.0), ratio[None], zero, zero, slack)
+    lower, upper = ((part[0] - segment.own_first) / segment.own_slope for part in ends[:2])
+    held = (ends[0][0] < np.inf) & (lower <= end) & (upper >= start)
     # Ends lie outwards by their rounding, but not beyond the segment.
-    lower, upper = np.clip(lower - slack + shift, first_y, last_y), np.clip(upper + slack + shift, first_y, last_y)
-    return lower, upper, np.concatenate([owner, np.flatnonzero(split)])
+    lower, upper = (np.clip(part[held] + shift, first_y, last_y) for part in (lower - slack, upper + slack))
+    return lower, upper, ends[2][held]
 
 
-@savable
 @dataclass(frozen=True)
 class LassoRegression(RegressionMethod):
     """Full CP itself for Lasso and ElasticNet, by following the fit over all values of the candidate."""
