@@ -22,6 +22,7 @@ class Comparison:
     """With whom candidates are compared: the scheme q, weights of points (n,) and objects (m,), and the groups (n,) and (m,) of both.
 
     Where `levels` are given, only intervals at these confidence levels are asked of the step functions: `Steps` may be of fewer pieces.
+    Not `several` are asked of a fit for one object: what prepares many does not pay.
     """
 
     q: float
@@ -32,14 +33,13 @@ class Comparison:
     levels: FloatArray | None = None
     #: numbers (m, k), where p-values of these are asked and nothing else
     values: FloatArray | None = None
+    several: bool = True
 
     def of(self, rows: npt.NDArray[np.intp], several: bool) -> Comparison:
         """The same about some of the objects; of one fit that is asked about several."""
         own = None if self.own is None else self.own[rows]
         groups = None if self.groups is None else (self.groups[0], self.groups[1][rows])
-        return replace(
-            self, own=own, groups=groups, progress=None, levels=self.levels if several else None, values=None
-        )
+        return replace(self, own=own, groups=groups, progress=None, several=several, values=None)
 
     def ranks(self, n: int) -> tuple[int, int] | None:
         """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""

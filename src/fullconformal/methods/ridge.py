@@ -67,7 +67,7 @@ class FittedRidge(FittedLines):
                 yield slice(start, start + len(lines.centre)), lines
 
     def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
-        if (ranks := query.ranks(self.n)) is not None:
+        if query.several and (ranks := query.ranks(self.n)) is not None:
             if query.q not in self._rankings:
                 self._rankings[query.q] = self.fit.ranking(query.q)
             if (ranking := self._rankings[query.q]) is not None:
