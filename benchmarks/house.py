@@ -22,7 +22,7 @@ from rich.table import Table
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 LOSS_WORDS = frozenset({"softmax", "log_softmax", "cross_entropy", "logsumexp"})
 # Bayes' rule normalises class densities by a logsumexp: a model's own probabilities, no loss.
-NO_LOSS = frozenset({"models/density.py"})
+NO_LOSS = frozenset({"models/distances.py"})
 
 
 def files(root: Path) -> list[Path]:

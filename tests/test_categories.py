@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.naive_bayes import BernoulliNB
+from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -36,6 +36,7 @@ FULL = {
     "influence": {"method": "influence"},
     "newton": {"method": "influence", "approximation": "newton"},
     "neighbours": {"estimator": KNN},
+    "naive Bayes": {"estimator": GaussianNB()},
     "in the bag": {"estimator": SCALED},
     "refits": {
         "estimator": DecisionTreeClassifier(max_depth=1, random_state=0),

@@ -23,7 +23,7 @@ from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
-from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, by_category, refined
+from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, Unsuitable, by_category, refined
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import select
 from fullconformal.methods.transformed import FittedInBag
@@ -49,12 +49,12 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
     method : {"auto", "influence", "symmetric", "exact", "oob", "folds"} or Method, default="auto"
         "influence" is the paper's approximation, for every model with gradients. "symmetric" is exactly valid, for convex models:
         logistic regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by
-        updates for k-NN and kernel densities, by honest refits for anything else. "oob" scores a point by the trees of a forest
-        (RandomForestClassifier, ExtraTreesClassifier with bootstrap=True, BaggingClassifier) that did not draw it: one fit,
-        coverage measured and not proved. "folds" trains any classifier without each of `folds` folds and scores every point by the
-        model that has not seen it: valid up to the candidate's own effect on the other models. "auto" is exact for k-NN and kernel
-        densities, symmetric where the fit is convex, oob for forests, influence for networks that came trained (`prefit`) and
-        wherever an option of influence is given, else folds.
+        updates for k-NN, kernel densities, LDA and Gaussian naive Bayes, by honest refits for anything else. "oob" scores a point by
+        the trees of a forest (RandomForestClassifier, ExtraTreesClassifier with bootstrap=True, BaggingClassifier) that did not draw it:
+        one fit, coverage measured and not proved. "folds" trains any classifier without each of `folds` folds and scores every point by the
+        model that has not seen it: valid up to the candidate's own effect on the other models. "auto" is exact for k-NN, kernel
+        densities, LDA and Gaussian naive Bayes, symmetric where the fit is convex, oob for forests, influence for networks that came
+        trained (`prefit`) and wherever an option of influence is given, else folds.
     scheme : {"deleted", "studentized", "ordinary"}, default="deleted"
         Whether a point's score is its loss without it (q = 1), half-way (q = ½), or with it (q = 0).
     approximation : {"direct", "indirect", "newton"}, default="direct"
@@ -191,6 +191,16 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             Which points belong together (rows of a patient, say); with ``method="folds"`` they share a fold. An object to predict
             is taken to be of a group of its own.
         """
+        try:
+            return self._fit(X, y, classes, groups, self.method)
+        except Unsuitable as error:
+            if self.method != "auto":
+                raise
+            # Its first words say why.
+            return self._fit(X, y, classes, groups, "folds", str(error).split(":")[0])
+
+    def _fit(self, X: Any, y: Any, classes: Any, groups: Any, asked: Any, reason: str = "") -> FullConformalClassifier:
+        """The same by the method asked for, for a reason other than the model's."""
         validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
         config = self._config(LOSSES[self.loss] if isinstance(self.loss, str) else self.loss)
@@ -203,14 +213,14 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             X, y = self._checked(X, y, reset=True)
             found, index = encode_labels(y)
             self._sample = first_rows(X)
-        selection = select(final, self.method, config, bag.X if streamed else X)
+        selection = select(final, asked, config, bag.X if streamed else X)
         method = selection.method
         if not streamed:
             outputs = (isinstance(final, nn.Module) and self.head is None) or is_skorch(final)
             known, place = self._declare(found, classes, outputs or isinstance(method, Refit))
             bag = Bag(X, place[index], known, validation.check_groups(groups, len(index), method.name))
         if self.method == "auto":
-            config.work.say(f"method {method.name}: {selection.reason}")
+            config.work.say(f"method {method.name}: {reason or selection.reason}")
         if method.takes_pipeline:
             method, transformers = replace(method, model=self.estimator), None
         # Open random states are closed, so that transformers can be fitted to other bags in the same way.
@@ -222,15 +232,15 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         if self.head is None and self._refits_transformers(fitted):
             fitted = FittedInBag.of(fitted, method, config, self.transformer_, bag)
         self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
-        self.method_, self.method_reason_ = fitted.method, selection.reason
+        self.method_, self.method_reason_ = fitted.method, reason or selection.reason
         if streamed:
             self.classes_ = np.arange(fitted.n_classes)
         self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
         fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
         clear = self._is_diagnosed or (fixed and not needs_labels(self.transformer_))
-        promises.warn(fitted, "" if clear else self._caveat, stacklevel=4)
-        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
+        promises.warn(fitted, "" if clear else self._caveat, stacklevel=5)
+        self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=5)
         return self
 
     @property
@@ -276,11 +286,9 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             raise ValueError("p-values were recalibrated without weights; leave weights out, or call fit again.")
         if bounds and (self.method_ != "symmetric" or smoothing or self._recalibration is not None):
             raise ValueError("bounds=True needs method='symmetric', without smoothing and without recalibration.")
-        uniform = None
-        if smoothing:
-            # Of objects as they were given: what transformers make of one differs in its last bits from batch to batch.
-            seed = int(check_random_state(self.random_state).randint(2**31))
-            uniform = uniforms(self._checked(given, reset=False), seed)[:, None]
+        # Of objects as they were given: what transformers make of one differs in its last bits from batch to batch.
+        seed = int(check_random_state(self.random_state).randint(2**31)) if smoothing else 0
+        uniform = uniforms(self._checked(given, reset=False), seed)[:, None] if smoothing else None
         fitted, fresh = self._fitted, self._recalibration
         with progress_bar("p-values", self.verbose) as progress:
             query = self._query(given, points=points, progress=progress)
@@ -344,19 +352,13 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         Audit
             Prints as a table.
         """
-        validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         inputs = self._prepare_inputs(X)
-        if self.scheme == "studentized" or self._sizes().size > 1 or self._recalibration is not None:
-            raise ValueError(
-                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no categories, no "
-                "recalibration."
-            )
-        rng = check_random_state(random_state)
+        validation.check_audit(
+            self.scheme, self._sizes().size > 1 or self._recalibration is not None, n_pairs, max_refits
+        )
         with progress_bar("refits", self.verbose) as progress:
-            return audit_fitted(
-                self._fitted, inputs, self._query(X), n_pairs, max_refits, self.confidence_level, rng, progress
-            )  # fmt: skip
+            asked = n_pairs, max_refits, self.confidence_level, check_random_state(random_state), progress
+            return audit_fitted(self._fitted, inputs, self._query(X), *asked)
 
     def recalibrate(self, X: Any, y: Any) -> FullConformalClassifier:
         """Make the p-values exactly valid with fresh labelled points that were not given to `fit`.

@@ -23,6 +23,7 @@ from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import Method
 from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.folds import UPDATES
+from fullconformal.methods.gaussian import is_gaussian
 from fullconformal.methods.oob import is_forest
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors, takes_folds
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
@@ -109,6 +110,16 @@ def check_groups(groups: Any, n: int, method: str, name: str = "groups") -> Arra
     return as_groups(groups, n)
 
 
+def check_audit(scheme: str, divided: bool, n_pairs: Any, max_refits: Any) -> None:
+    """Raise if an argument of an audit is invalid, or what is audited has no refits to be compared with."""
+    check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
+    check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+    if scheme == "studentized" or divided:
+        raise ValueError(
+            "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no categories, no recalibration."
+        )
+
+
 def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Label indices (m,) of fresh points, which must be known labels, one for each object."""
     y = column_or_1d(labels(y))
@@ -159,7 +170,7 @@ def check_full(clf: Any) -> None:
         check_instance(final)
         if clf.l2 is not None and is_forest(final):
             raise ValueError(f"l2={clf.l2!r} was given, but {type(final).__name__} has no penalty; leave it out.")
-    elif is_neighbors(final) or refits:
+    elif is_neighbors(final) or (is_gaussian(final) and clf.method == "auto") or refits:
         if clf.prefit or clf.l2 is not None:
             raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")
     elif takes_folds(final, clf.method, clf, clf.scheme == "deleted"):

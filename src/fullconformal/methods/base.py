@@ -22,6 +22,7 @@ from fullconformal.curvature import Curvature
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.losses import SOFTMAX, Loss
+from fullconformal.models.distances import blocks
 from fullconformal.models.objects import joined, take
 from fullconformal.runtime.tasks import Progress, Work, onwards
 from fullconformal.storage import require, savable
@@ -35,6 +36,10 @@ IntArray = npt.NDArray[np.int64]
 
 class ConformalWarning(UserWarning):
     """Something a user of conformal prediction should know before trusting the sets."""
+
+
+class Unsuitable(ValueError):
+    """A method cannot be had with these data, whatever the model; where it was not asked for, another is taken."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,24 @@ class Fitted(FittedModel):
         raise ValueError(
             "this method approximates nothing, so there is nothing to diagnose: its sets are exactly valid."
         )
+
+
+def counted(
+    ask: Callable[[slice], tuple[FloatArray, FloatArray, FloatArray]], m: int, n_classes: int, row: int,
+    weight: FloatArray | None, progress: Progress | None, block: int = 2**22,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """Weight (m, C) of the training points above and tied with candidates, from scores α (b, C, n), τ (b, C) and τ's rounding (b, C).
+
+    Asked for as many objects at a time as fit a block, of so many bytes each; larger blocks are no faster. Weight (n, C) as in `pvalues`.
+    """
+    greater, equal = np.empty((2, m, n_classes))
+    against = None if weight is None else weight.T
+    for at in blocks(m, row, block):
+        alpha, tau, tie = ask(at)
+        greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], tie[:, :, None], against, axis=-1)
+        if progress is not None:
+            progress(at.stop, m)
+    return greater, equal
 
 
 def starts_with(points: Any, X: Any) -> bool:

@@ -38,12 +38,19 @@ from scipy.spatial.distance import cdist
 from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
 
-from fullconformal import pvalues
 from fullconformal.guarantees import EXACT
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, starts_with
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, counted, starts_with
 from fullconformal.methods.outputs import log_of
-from fullconformal.models.density import KernelDensityClassifier
-from fullconformal.models.distances import Near, blocks, log_kernel, log_sum, nearest, smallest, without_self
+from fullconformal.models.distances import (
+    KernelDensityClassifier,
+    Near,
+    blocks,
+    log_kernel,
+    log_sum,
+    nearest,
+    smallest,
+    without_self,
+)
 from fullconformal.models.requirements import check_distances
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require, savable
@@ -88,18 +95,16 @@ class Scores(ABC):
         ``scales`` (m, d), by which objects divide the columns, where they do.
         """
         X_test = np.asarray(X_test, dtype=np.float64)
-        greater, equal = np.empty((2, len(X_test), self.n_classes))
-        against = None if weight is None else weight.T
         row, size = (32 * self.n_classes + 64) * len(self.y), block
         if scales is not None:
             row, size = row + 64 * len(self.y) * KEPT, 8 * block
-        for at in blocks(len(X_test), row, size):
+
+        def ask(at: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+            """Scores of the objects `at`, and what τ is off by."""
             alpha, tau = self.scores(X_test[at]) if scales is None else self.scaled(X_test[at], scales[at])
-            own = self.tie(np.where(np.isfinite(tau), tau, 0.0))[:, :, None]
-            greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], own, against, axis=-1)
-            if progress is not None:
-                progress(at.stop, len(X_test))
-        return greater, equal
+            return alpha, tau, self.tie(np.where(np.isfinite(tau), tau, 0.0))
+
+        return counted(ask, len(X_test), self.n_classes, row, weight, progress, size)
 
     def by_label(self, if_own: FloatArray, if_other: FloatArray) -> FloatArray:
         """Scores (m, C, n) from those (m, n) with a candidate of the point's own label and those with another's."""

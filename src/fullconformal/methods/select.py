@@ -17,6 +17,7 @@ from fullconformal.last_layer.network import Stream, is_mapped
 from fullconformal.methods.base import Config, Method
 from fullconformal.methods.convex import Exact, Symmetric
 from fullconformal.methods.folds import Folds
+from fullconformal.methods.gaussian import Gaussian, is_gaussian
 from fullconformal.methods.influence import Influence
 from fullconformal.methods.influence_regression import TangentRegression
 from fullconformal.methods.lasso import LassoRegression
@@ -30,7 +31,7 @@ from fullconformal.methods.regression import RegressionMethod
 from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
 from fullconformal.models.adapters import is_known
-from fullconformal.models.density import KernelDensityClassifier
+from fullconformal.models.distances import KernelDensityClassifier
 
 METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
 LINEAR, KERNELS = (Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet), (KernelRidge, GaussianProcessRegressor)
@@ -64,7 +65,7 @@ def takes_folds(model: Any, asked: Any, given: Any, deleted: bool) -> bool:
     """
     if asked != "auto":
         return bool(asked == "folds")
-    exact = is_neighbors(model) or is_convex(model, given.head)
+    exact = is_neighbors(model) or is_gaussian(model) or is_convex(model, given.head)
     return deleted and not (exact or given.prefit or influence_asked(given))
 
 
@@ -81,6 +82,8 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     convex = is_convex(model, config.head)
     if is_neighbors(model) and asked in ("auto", "exact"):
         return Selection(Neighbors(model), f"{kind} has exact scores without refits")
+    if is_gaussian(model) and asked in ("auto", "exact") and not config.prefit:
+        return Selection(Gaussian(model), f"{kind} has exact scores by updates of its means and variances")
     if asked == "oob" or (asked == "auto" and is_forest(model)):
         check_forest(model, config.prefit)
         return Selection(OutOfBag(model), f"the trees of {kind} score the points that they have not drawn")

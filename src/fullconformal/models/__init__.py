@@ -1,6 +1,6 @@
 """Models, how they are fitted, and adapters from scikit-learn and skorch."""
 
-from fullconformal.models.density import KernelDensityClassifier
+from fullconformal.models.distances import KernelDensityClassifier
 from fullconformal.models.networks import Autoencoder, cnn, linear, mlp, paper_network
 from fullconformal.models.training import polish, train
 
