@@ -18,13 +18,13 @@ from fullconformal import FullConformalClassifier, load, pvalues
 from fullconformal.curvature import EKFAC
 from fullconformal.curvature.base import Halves
 from fullconformal.influence.bag import sorted_bag
-from fullconformal.influence.candidates import every_candidate, root_pays
+from fullconformal.influence.candidates import every_candidate, root_pays, written_rows
 from fullconformal.influence.counter import _Counter, direct_counts
 from fullconformal.influence.direct import direct
 from fullconformal.influence.near import Near
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_scores
-from fullconformal.influence.sources import FromLayers, Kept
+from fullconformal.influence.sources import FromLayers, Kept, Top
 from fullconformal.linear.from_problem import fit_linear
 from fullconformal.models import linear, mlp
 from fullconformal.problem import Problem, flat
@@ -177,6 +177,24 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
     true = points.b[:, None] - exact.tau - bag.half[points.order] @ exact.rows.T
     granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
     assert 1e-4 < float(((excess - true).abs() / granted).max()) <= 1
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e6])
+@pytest.mark.parametrize("name", ["mlp", "frozen", "odd", "cnn"])
+def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size):
+    """The same of 𝓗⁻¹g_i and gradients, which are written out from rounded factors; objects may be tiny or large."""
+    bag, X = prepared(name, 0)
+    points, X = sorted_bag(bag, 1.0, False), size * X
+    top = Top(bag, points, X, 1.0, torch.zeros(1000, dtype=torch.long))
+    top.hold(None)
+    made, exact = (top.make(every_candidate(bag, X, 1.0), single) for single in (True, False))
+    assert top.first == 0 and made.single and not exact.single
+    met = _Counter(top, None).points._replace(sigma=top.solved.lengths)
+    near = Near(top, made, met, torch.arange(len(made)), 2**20)
+    excess = points.b.float()[:, None] - made.tau.float() - top.solved.single @ written_rows(made).T
+    true = points.b[:, None] - exact.tau - top.solved.rows @ written_rows(exact).T
+    granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
+    assert float(((excess - true).abs() / granted).max()) <= 1
 
 
 def test_points_that_are_all_the_same():
