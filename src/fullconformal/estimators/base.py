@@ -75,6 +75,12 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
     feature_names_in_: Array
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # Sparse objects are taken, by models that take none as a full matrix.
+        tags.input_tags.sparse = True
+        return tags
+
     def _keep(self, given: dict[str, Any]) -> None:
         """Keep a constructor's parameters, its `locals()`, as they are."""
         for name in self._get_param_names():
