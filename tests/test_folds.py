@@ -111,17 +111,17 @@ def test_an_object_has_the_same_p_values_in_any_batch():
 
 def test_folds_are_drawn_independently_and_by_the_seed():
     X, y, Xt, _ = points(2000, 2000)
-    clf = FullConformalClassifier(GaussianNB(), folds=4, random_state=0).fit(X, y)
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=0).fit(X, y)
     fold, own = folds_of(clf, np.vstack([Xt, X]))
     # Multinomial counts: 3.9 standard errors of 2,000 draws in four folds.
     for found in (fold, own[:2000], own[2000:]):
         assert np.abs(np.bincount(found, minlength=4) - 500).max() < 3.9 * np.sqrt(2000 * 3 / 16)
     # An object that was trained on draws anew as a candidate: equal in a quarter of all cases.
     assert abs((own[2000:] == fold).mean() - 0.25) < 3.9 * np.sqrt(3 / 16 / 2000)
-    other = FullConformalClassifier(GaussianNB(), folds=4, random_state=1).fit(X, y)
+    other = FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=1).fit(X, y)
     assert abs((folds_of(other, Xt)[1] == own[:2000]).mean() - 0.25) < 3.9 * np.sqrt(3 / 16 / 2000)
     equal = np.zeros((400, 4))
-    clf = FullConformalClassifier(GaussianNB(), folds=4, random_state=0).fit(
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=0).fit(
         np.vstack([equal, X[:9]]), np.arange(409) % 2
     )
     assert np.bincount(clf._fitted.fold[0][:400], minlength=4).min() > 60
@@ -144,7 +144,7 @@ def test_rows_in_another_order_give_the_same_sets():
 
 def test_repeats_average_the_probabilities_of_a_point():
     X, y, Xt, _ = points(40)
-    clf = FullConformalClassifier(GaussianNB(), folds=3, repeats=4, random_state=0).fit(X, y)
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=3, repeats=4, random_state=0).fit(X, y)
     fitted = clf._fitted
     assert fitted.fold.shape == (4, 40) and len(fitted.models) == 12
     proba = np.zeros((40, 3))
@@ -180,9 +180,9 @@ def test_weights_classes_and_smoothing_are_those_of_the_scores(update):
 def test_labels_that_a_fold_lacks_are_as_strange_as_can_be():
     X, y, Xt, _ = points(40, n_classes=2)
     y[0] = 2
-    clf = FullConformalClassifier(GaussianNB(), folds=5, random_state=0).fit(X, y)
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=5, random_state=0).fit(X, y)
     assert np.isposinf(clf._fitted.alpha[0]) and np.isfinite(clf._fitted.alpha[1:]).all()
-    few = FullConformalClassifier(GaussianNB(), folds=2, random_state=0).fit(X[:3], np.array([0, 0, 1]))
+    few = FullConformalClassifier(GaussianNB(), method="folds", folds=2, random_state=0).fit(X[:3], np.array([0, 0, 1]))
     p = few.predict_p(Xt)
     assert np.isfinite(p).all() and p.min() >= 0.25
     assert np.allclose(few.predict_proba(Xt).sum(1), 1)
@@ -321,7 +321,7 @@ def test_transformers_whose_width_depends_on_the_fold_are_named():
 def test_groups_share_a_fold():
     X, y, *_ = points(60)
     groups = np.repeat([f"patient {k}" for k in range(20)], 3)
-    clf = FullConformalClassifier(GaussianNB(), folds=4, random_state=0).fit(X, y, groups=groups)
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=0).fit(X, y, groups=groups)
     fold = clf._fitted.fold[0].reshape(20, 3)
     assert (fold == fold[:, :1]).all() and len(np.unique(fold)) == 4
     assert "groups" in clf.guarantee_.reason
@@ -356,7 +356,7 @@ def test_bad_options_are_refused_before_any_training(options, error, message):
 
 def test_a_scheme_changed_after_fit_is_refused():
     X, y, Xt, _ = points(40)
-    clf = FullConformalClassifier(GaussianNB(), folds=3).fit(X, y)
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=3).fit(X, y)
     with pytest.raises(ValueError, match="scheme must be 'deleted'"):
         clf.set_params(scheme="ordinary").predict_p(Xt)
 
@@ -392,8 +392,10 @@ def test_workers_give_the_same_p_values():
     assert np.array_equal(*p)
     X, y, Xt, _ = points(40)
     with joblib.parallel_config(backend="threading", n_jobs=2):
-        one = FullConformalClassifier(GaussianNB(), folds=4, random_state=0).fit(X, y).predict_p(Xt)
-    assert np.array_equal(one, FullConformalClassifier(GaussianNB(), folds=4, random_state=0).fit(X, y).predict_p(Xt))
+        one = FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=0).fit(X, y).predict_p(Xt)
+    assert np.array_equal(
+        one, FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=0).fit(X, y).predict_p(Xt)
+    )
 
 
 def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
@@ -464,7 +466,7 @@ def test_what_cannot_be_saved_says_so(tmp_path):
 
 def test_recalibration_and_report(tmp_path):
     X, y, Xt, yt = points(60, m=60)
-    clf = FullConformalClassifier(GaussianNB(), folds=4, random_state=0).fit(X, y)
+    clf = FullConformalClassifier(GaussianNB(), method="folds", folds=4, random_state=0).fit(X, y)
     assert "exact up to" in clf.report(Xt, yt, tmp_path / "folds.html").read_text(encoding="utf-8")
     assert clf.recalibrate(Xt, yt).guarantee_.is_exact and clf.predict_p(Xt).shape == (60, 3)
 
