@@ -125,7 +125,8 @@ def test_folds_are_trained_on_a_cluster(dask):
     objects, y = make_classification(60, random_state=0)
 
     def p_values(model):
-        return FullConformalClassifier(model, folds=3, random_state=0).fit(objects[:40], y[:40]).predict_p(objects[40:])
+        clf = FullConformalClassifier(model, method="folds", folds=3, random_state=0)
+        return clf.fit(objects[:40], y[:40]).predict_p(objects[40:])
 
     shared = p_values(Elsewhere(os.getpid()))
     with joblib.parallel_config(backend="sequential"):
