@@ -328,7 +328,7 @@ def test_groups_are_compared_with_their_own():
     assert p[2] == 1.0 and np.isinf(reg.predict_interval(new, groups=asked)[2]).all()
     with pytest.raises(ValueError, match="fit was given groups"):
         reg.predict_interval(new)
-    with pytest.raises(ValueError, match="one group for each of the 3"):
+    with pytest.raises(ValueError, match="one word or number for each of the 3"):
         reg.predict_interval(new, groups=["a"])
     with pytest.warns(ConformalWarning, match="smallest group"):
         reg.predict_interval(new, 0.95, groups=asked)

@@ -369,7 +369,7 @@ def test_groups_are_compared_with_their_own_points(kind, minmax):
         of = of_objects == name
         assert np.array_equal(ends[of], alone.predict_interval(objects[of], 0.8))
     assert np.isinf(reg.predict_interval(objects[:1], 0.8, groups=["sideways"])).all()
-    with pytest.raises(ValueError, match="groups of their objects"):
+    with pytest.raises(ValueError, match="fit was given groups"):
         reg.predict_interval(objects)
     with pytest.raises(ValueError, match="fit was not given any"):
         all_points.predict_interval(objects, groups=of_objects)
