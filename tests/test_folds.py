@@ -102,7 +102,7 @@ def test_an_audit_trains_honestly():
 def test_an_object_has_the_same_p_values_in_any_batch():
     X, y, Xt, _ = points(m=40)
     for model in (GaussianNB(), mlp(4, (5,), 3)):
-        clf = FullConformalClassifier(model, folds=4, max_epochs=3, random_state=0).fit(X, y)
+        clf = FullConformalClassifier(model, method="folds", folds=4, max_epochs=3, random_state=0).fit(X, y)
         p = clf.predict_p(Xt)
         assert np.array_equal(p, np.vstack([clf.predict_p(x[None]) for x in Xt]))
         assert np.array_equal(p[::-1], clf.predict_p(Xt[::-1]))
@@ -274,7 +274,9 @@ def test_auto_takes_folds_of_whatever_has_no_exact_method(model):
 
 def test_transformers_are_fitted_without_the_fold():
     X, y, Xt, _ = points(40)
-    clf = FullConformalClassifier(make_pipeline(StandardScaler(), GaussianNB()), folds=4, random_state=0).fit(X, y)
+    clf = FullConformalClassifier(
+        make_pipeline(StandardScaler(), GaussianNB()), method="folds", folds=4, random_state=0
+    ).fit(X, y)
     fold = clf._fitted.fold[0]
     assert clf.transformer_ is None
     for k, model in enumerate(clf._fitted.models):

@@ -43,6 +43,10 @@ from fullconformal.runtime.numerics import threads
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
 
+class Bayes(GaussianNB):
+    """A classifier that nothing is known of."""
+
+
 def data(n_classes, n=60, m=5, seed=0, d=4):
     X, y = make_classification(n + m, d, n_informative=4, n_redundant=0, n_classes=n_classes, random_state=seed)
     return X[:n], y[:n], X[n:], y[n:]
@@ -72,7 +76,7 @@ def test_auto_takes_symmetric_where_the_fit_is_convex():
     )
     assert FullConformalClassifier(approximation="newton").fit(X, y).method_ == "influence"
     assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2).fit(X, y).method_ == "folds"
-    assert FullConformalClassifier(GaussianNB()).fit(X, y).method_ == "folds"
+    assert FullConformalClassifier(Bayes()).fit(X, y).method_ == "folds"
     assert FullConformalClassifier(mlp(4, (3,), 3), prefit=True).fit(X, y).method_ == "influence"
     assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, curvature="ggn").fit(X, y).method_ == "influence"
     assert FullConformalClassifier(mlp(4, (3,), 3), max_epochs=2, scheme="ordinary").fit(X, y).method_ == "influence"
@@ -85,7 +89,7 @@ def test_auto_takes_symmetric_where_the_fit_is_convex():
         (KNeighborsClassifier(3), {}, "exact", "KNeighborsClassifier has exact scores without refits"),
         (KernelDensityClassifier(), {"method": "exact"}, "exact", "KernelDensityClassifier has exact scores without refits"),
         (None, {"method": "exact"}, "exact", "the fit of the built-in regression is convex"),
-        (GaussianNB(), {"method": "exact"}, "exact", "GaussianNB has no faster way to exact scores than refits"),
+        (Bayes(), {"method": "exact"}, "exact", "Bayes has no faster way to exact scores than refits"),
         (None, {}, "symmetric", "the fit of the built-in regression is convex, so symmetric scores are exactly valid"),
         (LogisticRegression(), {"damping": 0.1}, "influence", "an option of influence was given"),
         (LogisticRegression(), {"method": "influence"}, "influence", "LogisticRegression has a loss and gradients"),
@@ -304,9 +308,7 @@ def test_neighbours_and_densities_are_exact_without_refits():
 def test_any_classifier_by_refits(tmp_path, scheme):
     X, y, Xt, _ = data(2, n=12, m=2)
     names = np.array(["no", "yes"])[y]
-    clf = FullConformalClassifier(GaussianNB(), method="exact", scheme=scheme, checkpoint=tmp_path / "run").fit(
-        X, names
-    )
+    clf = FullConformalClassifier(Bayes(), method="exact", scheme=scheme, checkpoint=tmp_path / "run").fit(X, names)
     p = clf.predict_p(Xt)
     for j, x in enumerate(Xt):
         for k in range(2):
@@ -314,11 +316,11 @@ def test_any_classifier_by_refits(tmp_path, scheme):
             alpha = []
             for i in range(13):
                 keep = np.arange(13) != i if scheme == "deleted" else slice(None)
-                alpha.append(-GaussianNB().fit(bag[keep], labels[keep]).predict_log_proba(bag[i : i + 1])[0, labels[i]])
+                alpha.append(-Bayes().fit(bag[keep], labels[keep]).predict_log_proba(bag[i : i + 1])[0, labels[i]])
             assert abs(p[j, k] - np.mean(np.array(alpha) >= alpha[-1] * (1 - 1e-9))) < 1e-12
     assert any((tmp_path / "run").iterdir())
     assert np.array_equal(p, clf.predict_p(Xt))
-    assert np.array_equal(clf.predict(Xt), GaussianNB().fit(X, names).predict(Xt))
+    assert np.array_equal(clf.predict(Xt), Bayes().fit(X, names).predict(Xt))
 
 
 def test_a_network_by_refits():
@@ -453,7 +455,7 @@ def test_ordinary_inputs_that_used_to_break(tmp_path):
     own = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 2, bias=False).requires_grad_(False))
     clf = FullConformalClassifier(own, method="influence", max_epochs=0).fit(X, y)
     assert clf.diagnose().gradient < 1e-4
-    bayes = FullConformalClassifier(GaussianNB(), method="exact", scheme="ordinary", checkpoint=tmp_path).fit(X, y)
+    bayes = FullConformalClassifier(Bayes(), method="exact", scheme="ordinary", checkpoint=tmp_path).fit(X, y)
     p = bayes.predict_p(Xt)
     assert np.array_equal(pickle.loads(pickle.dumps(bayes)).predict_p(Xt), p)
     assert np.array_equal(clone(bayes).fit(X, y).predict_p(Xt), p)  # a restart goes on in the same folder

@@ -30,7 +30,7 @@ from sklearn.ensemble import (
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
-from sklearn.naive_bayes import GaussianNB
+from sklearn.naive_bayes import BernoulliNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -492,7 +492,7 @@ def piped(step):
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: piped(FunctionTransformer(np.abs)), "FunctionTransformer holds a function"),
     (lambda: piped(PCA(2, random_state=np.random.RandomState(0))), "PCA holds random_state"),
-    (lambda: FullConformalClassifier(GaussianNB(), method="exact"), "GaussianNB cannot be saved"),
+    (lambda: FullConformalClassifier(BernoulliNB(), method="exact"), "BernoulliNB cannot be saved"),
     (lambda: FullConformalClassifier(mlp(4, (3,), 3), method="exact", max_epochs=1), "by refits"),
     (lambda: FullConformalClassifier(random_state=np.random.RandomState(0)), r"set_params\(random_state=0\)"),
     (lambda: CVPlusClassifier(cv=KFold(3)), r"KFold.* cannot be saved; call set_params\(cv=None\)"),
