@@ -253,7 +253,7 @@ def test_trees_point_inside_themselves(field, node, wrong, saved, tmp_path):
     signed(content, tensors, tmp_path / "it")
     assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
     fitted = dict(content["predictor"]["fitted"]["items"])
-    tree = dict(dict(fitted["_fitted"]["model"]["fitted"]["items"])["estimators_"][0]["fitted"]["items"])["tree_"]
+    tree = dict(dict(fitted["_fitted"]["forest"]["model"]["fitted"]["items"])["estimators_"][0]["fitted"]["items"])["tree_"]
     assert (
         len(tensors[dict(tree["nodes"]["items"])["feature"]["tensor"]]) > 3
     )  # splits at its root and at its first child
@@ -289,7 +289,7 @@ def test_boosted_trees_point_inside_themselves(field, wrong, saved, tmp_path):
 def test_forests_do_not_feed_trees_fewer_columns_than_they_look_at(where, saved, tmp_path):
     path, objects, _ = saved["forest"]
     content, tensors = json.loads(header_and_data(path)[0]["__metadata__"]["content"]), load_file(path)
-    forest = dict(content["predictor"]["fitted"]["items"])["_fitted"]["model"]["fitted"]
+    forest = dict(content["predictor"]["fitted"]["items"])["_fitted"]["forest"]["model"]["fitted"]
     member = dict(forest["items"])["estimators_"][1]["fitted"]
     if where == "tree":
         dict(member["items"])["tree_"]["n_features"] = 9
