@@ -253,7 +253,9 @@ def test_trees_point_inside_themselves(field, node, wrong, saved, tmp_path):
     signed(content, tensors, tmp_path / "it")
     assert np.array_equal(loaded_or_refused(tmp_path / "it", objects), right)
     fitted = dict(content["predictor"]["fitted"]["items"])
-    tree = dict(dict(fitted["_fitted"]["forest"]["model"]["fitted"]["items"])["estimators_"][0]["fitted"]["items"])["tree_"]
+    tree = dict(dict(fitted["_fitted"]["forest"]["model"]["fitted"]["items"])["estimators_"][0]["fitted"]["items"])[
+        "tree_"
+    ]
     assert (
         len(tensors[dict(tree["nodes"]["items"])["feature"]["tensor"]]) > 3
     )  # splits at its root and at its first child
