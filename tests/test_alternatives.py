@@ -421,7 +421,7 @@ class Odd(GaussianNB):
 
 
 @pytest.mark.parametrize(("odd", "message"), [
-    (lambda p: np.where(np.arange(len(p))[:, None] == 2, np.nan, p), "object 2 of those to be calibrated with .* no numbers"),
+    (lambda p: np.where(np.arange(len(p))[:, None] == 2, np.nan, p), "object 2 of those to be calibrated with .* contain NaN"),
     (lambda p: p[:, :2], r"estimator=Odd: predict_proba gave \(\d+, 2\) numbers; .* \(\d+, 3\)"),
     (lambda p: [p, p], r"estimator=Odd: predict_proba gave \(2, \d+, 3\) numbers"),
 ])  # fmt: skip

@@ -16,7 +16,7 @@ from joblib.parallel import ThreadingBackend
 from scipy.special import log_softmax
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
-from sklearn.naive_bayes import GaussianNB
+from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from fullconformal import FullConformalClassifier
@@ -340,7 +340,7 @@ if __name__ == "__main__":  # the run that is killed
 def test_a_checkpoint_serves_its_own_labels_only(tmp_path):
     """By their names a classifier may have been told of classes."""
     X, y, _, X_test = problem()
-    bayes = FullConformalClassifier(GaussianNB(), method="exact", scheme="ordinary", checkpoint=tmp_path / "run")
+    bayes = FullConformalClassifier(BernoulliNB(), method="exact", scheme="ordinary", checkpoint=tmp_path / "run")
     p = bayes.fit(X, y).predict_p(X_test[:1])
     assert np.array_equal(bayes.fit(X, y).predict_p(X_test[:1]), p)
     with pytest.raises(ValueError, match="scores of other data or another model"):

@@ -14,7 +14,7 @@ from sklearn.feature_selection import SelectKBest, VarianceThreshold
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
-from sklearn.naive_bayes import GaussianNB
+from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
@@ -322,7 +322,7 @@ def test_frozen_transformers_are_saved(tmp_path):
 
 def test_refits_behind_a_transformer_go_on_where_they_were(tmp_path):
     X, y, new = numbers()
-    pipe = make_pipeline(StandardScaler(), GaussianNB())
+    pipe = make_pipeline(StandardScaler(), BernoulliNB())
     options = {"method": "exact", "scheme": "ordinary", "checkpoint": tmp_path}
     p = FullConformalClassifier(pipe, **options).fit(X, y).predict_p(new)
     kept = sorted(tmp_path.rglob("*.npy"))

@@ -147,6 +147,9 @@ class Top(Source):
     def make(self, found: Candidates, single: bool) -> Candidates:
         rows = self.prepared.problem.gradients(self.X[found.x], found.y)
         made = replace(found, rows=rows, influence=squared_norms(rows))
+        if self.X.is_cuda:
+            # Written out once: tile by tile a GPU would wait for many small kernels.
+            return replace(made, rows=flat(rows))
         if not (single and self.single and _is_small(made, self.within)):
             return made
         # What is lost where factors of an outer product vanish.
