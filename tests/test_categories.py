@@ -223,3 +223,17 @@ def test_coverage_holds_in_each_category():
     # A binomial band of 1 in 10,000 on either side, of points that a bag shares counted as if they were independent.
     assert np.sum(hits[1]) >= binom.ppf(1e-4, len(hits[1]), 0.75)
     assert np.sum(hits[None]) < binom.ppf(1e-4, len(hits[None]), 0.75)
+
+
+def test_columns_of_any_number_kind(tmp_path):
+    """A NumPy integer names a column, in a file too; a number is the same category in either precision; none may be missing."""
+    values = np.where(GROUP == 2, 0.1, 0.3)
+    given = np.column_stack([X[:, :2], values])
+    clf = FullConformalClassifier(KNN, categories=np.int64(2)).fit(given[TRAIN].astype(np.float32), Y[TRAIN])
+    clf.save(tmp_path / "clf.safetensors")
+    p = load(tmp_path / "clf.safetensors").predict_p(given[TEST].astype(np.float32))
+    assert np.array_equal(p, clf.predict_p(given[TEST].astype(np.float32).astype(float))) and p.min() < 1
+    with pytest.raises(ValueError, match="NaN or None for 1 objects"):
+        FullConformalClassifier(KNN, categories=lambda X: np.array([None, *"ab" * 20][: len(X)], dtype=object)).fit(
+            X[TRAIN][:41], Y[TRAIN][:41]
+        )

@@ -5,13 +5,14 @@ import pytest
 from scipy.special import logsumexp
 from sklearn import __version__
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fullconformal import FullConformalClassifier, load
-from fullconformal.methods.base import Bag, Config
+from fullconformal.methods.base import Bag, Config, ConformalWarning
 from fullconformal.methods.gaussian import Gaussian, is_gaussian
 from fullconformal.methods.refit import Refit
 from fullconformal.models.gaussian import each_without, moments
@@ -138,3 +139,32 @@ def test_other_settings_are_left_to_folds(model):
     assert not is_gaussian(model)
     X, y, _ = points(0, False)
     assert FullConformalClassifier(model, folds=3, confidence_level=0.7).fit(X, y).method_ == "folds"
+
+
+def test_objects_that_do_not_vary_are_all_tied():
+    X, y = np.zeros((30, 2)), np.arange(30) % 2
+    assert np.array_equal(FullConformalClassifier(GaussianNB()).fit(X, y).predict_p(X[:1]), [[1, 1]])
+
+
+def test_a_class_far_from_all_ties_no_others():
+    """A class of one point has densities of −1e9, whose rounding is not that of the other classes' losses."""
+    rng = np.random.default_rng(3)
+    y = np.append([2], rng.integers(0, 2, 17))
+    X = rng.normal(size=(18, 2)) + y[:, None]
+    clf = FullConformalClassifier(GaussianNB()).fit(X, y)
+    tie = clf._fitted.bag.rounding(X[1:2])
+    assert tie[0, :2].max() < 1e-6 < tie[0, 2]
+
+
+def test_an_object_that_makes_the_covariance_singular_has_every_label():
+    """Its column is zero for all the others: no fit can be had, and p = 1 errs upwards; the other objects get theirs."""
+    rng = np.random.default_rng(0)
+    X, y = np.column_stack([rng.normal(size=(40, 2)), rng.integers(0, 2, 40)]), np.arange(40) % 2
+    words = ColumnTransformer(
+        [("o", OneHotEncoder(drop="first", handle_unknown="ignore"), [2])], remainder="passthrough"
+    )
+    clf = FullConformalClassifier(make_pipeline(words, LinearDiscriminantAnalysis())).fit(X, y)
+    new = np.array([[0.0, 0, 5], [0, 0, 1]])
+    with pytest.warns(ConformalWarning, match="labels get p = 1"):
+        p = clf.predict_p(new)
+    assert np.array_equal(p[0], [1, 1]) and np.array_equal(p[1], clf.predict_p(new[1:])[0]) and p[1].min() < 1

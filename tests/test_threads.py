@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier
+from fullconformal.influence.bag import SortedPoints
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.runtime.numerics import full_precision, tensor_cores
 from fullconformal.runtime.replicas import replica
@@ -129,3 +130,18 @@ def test_switches_are_given_back_by_the_last_thread():
         assert own.result() == (False, False)
         other.result()
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+def test_points_solved_for_by_another_thread_meanwhile(monkeypatch):
+    """A prediction may find more points with their solves than it asked for."""
+    clf, X = full(mlp(6, (20,), 3), method="influence", dtype="float32")
+    p = clf.predict_p(X)
+    clf._fitted.prepared.sorted.clear()
+    asked = SortedPoints.solved
+
+    def meanwhile(self, count):
+        asked(self, len(self))
+        return asked(self, count)
+
+    monkeypatch.setattr(SortedPoints, "solved", meanwhile)
+    assert np.array_equal(clf.predict_p(X), p)

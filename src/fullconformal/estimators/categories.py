@@ -30,11 +30,10 @@ def as_groups(groups: Any, n: int, name: str = "groups") -> Array:
     out = np.asarray(groups)
     if out.shape != (n,) or out.dtype.kind not in "biufUO":
         raise ValueError(f"{name} must hold one word or number for each of the {n} objects, got shape {out.shape}.")
-    if out.dtype.kind == "O":
-        out = out.astype(str)
-    if out.dtype.kind == "f" and np.isnan(out).any():
-        raise ValueError(f"{name} holds NaN for {int(np.isnan(out).sum())} objects; give each a group.")
-    return out
+    missing = out != out if out.dtype.kind == "f" else np.array([v is None or v != v for v in out.tolist()], dtype=bool)
+    if missing.any():
+        raise ValueError(f"{name} holds NaN or None for {int(missing.sum())} objects; give each a group.")
+    return out.astype(str) if out.dtype.kind == "O" else out
 
 
 def check_categories(rule: Any) -> None:
@@ -98,6 +97,7 @@ class Categories:
         check_categories(rule)
         if rule is None:
             return None
+        rule = int(rule) if isinstance(rule, np.integer) else rule
         known, points = np.unique(category_values(rule, X, names), return_inverse=True)
         return cls(rule, known, points.astype(np.int64))
 
@@ -109,6 +109,9 @@ class Categories:
             raise ValueError(
                 f"categories={self.rule!r} gives {now!r}, but gave {then!r} in training; give words or numbers both times."
             )
+        if values.dtype.kind == self.known.dtype.kind == "f":
+            # 0.1 is the same category in either precision.
+            values = values.astype(self.known.dtype)
         at = np.minimum(np.searchsorted(self.known, values), len(self.known) - 1)
         return np.where(self.known[at] == values, at, -1).astype(np.int64)
 

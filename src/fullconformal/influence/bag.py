@@ -60,9 +60,11 @@ class SortedPoints:
 
     def solved(self, count: int) -> Solved:
         """The last points with their 𝓗⁻¹g_i, at least so many."""
-        if self.top is None or len(self.top.rows) < count:
-            self.top = Solved(self, count, self.top)
-        return self.top
+        # Another thread may make more of them meanwhile, so the attribute is read once.
+        known = self.top
+        if known is None or len(known.rows) < count:
+            known = self.top = Solved(self, count, known)
+        return known
 
 
 class Solved:
@@ -140,8 +142,9 @@ class Ranges:
 def sorted_bag(prepared: Prepared, q: float, class_conditional: bool) -> SortedPoints:
     """The points sorted when they are first asked for, and kept for one scheme at a time."""
     key = q, class_conditional
-    if key not in prepared.sorted:
+    bag: SortedPoints | None = prepared.sorted.get(key)
+    if bag is None:
+        bag = SortedPoints(prepared, q, class_conditional)
         prepared.sorted.clear()
-        prepared.sorted[key] = SortedPoints(prepared, q, class_conditional)
-    bag: SortedPoints = prepared.sorted[key]
+        prepared.sorted[key] = bag
     return bag

@@ -160,6 +160,8 @@ class Top(Source):
 
     def hold(self, index: Tensor | None) -> None:
         self.solved = self.bag.solved(len(self.bag) - self.first)
+        # There may be more of them than this prediction asked for.
+        self.first = len(self.bag) - len(self.solved.rows)
         self.within = self.solved.within
 
     def rows(self, at: slice | Tensor, single: bool) -> Tensor:

@@ -25,7 +25,7 @@ from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.models.distances import blocks
 from fullconformal.models.objects import joined, take
 from fullconformal.runtime.tasks import Progress, Work, onwards
-from fullconformal.storage import require, savable
+from fullconformal.storage import StorageError, require, savable
 
 CPU = torch.device("cpu")
 # Units of rounding, relative, by which two losses may differ and be tied: 2·32(1 + r) for logits that range over r ≤ 63.
@@ -283,6 +283,26 @@ def counted(
         if progress is not None:
             progress(at.stop, m)
     return greater, equal
+
+
+class AllTied(Fitted):
+    """Where no fit can be had all points are tied with every candidate, so that p = 1."""
+
+    method = "none"
+
+    def log_proba(self, X: Any) -> FloatArray:
+        return np.full((len(X), self.n_classes), -np.log(self.n_classes))
+
+    def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
+        above = np.zeros((len(X), self.n_classes))
+        return above, above + query.total(self.labels, self.n_classes)
+
+    def state(self) -> dict[str, Any]:
+        raise StorageError("it is made for one prediction, and not saved")
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        raise StorageError("it is made for one prediction, and not saved")
 
 
 def starts_with(points: Any, X: Any) -> bool:

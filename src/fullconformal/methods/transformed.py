@@ -9,6 +9,7 @@ method may be told of the scales instead (`Query.scales`).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,18 @@ from sklearn.utils.validation import _num_samples
 
 from fullconformal.diagnostics import Diagnostics
 from fullconformal.intervals import Distribution, Steps
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, Values
+from fullconformal.methods.base import (
+    AllTied,
+    Bag,
+    Config,
+    ConformalWarning,
+    Fitted,
+    FloatArray,
+    Method,
+    Query,
+    Unsuitable,
+    Values,
+)
 from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
 from fullconformal.models.objects import equal, joined, take
 from fullconformal.models.requirements import transform, transformed
@@ -165,6 +177,16 @@ class FittedInBag(Behind, Fitted):
     @property
     def diagnostics(self) -> Diagnostics:
         return self.base.diagnostics
+
+    def _fit(self, points: Any) -> Fitted:
+        try:
+            fitted: Fitted = super()._fit(points)
+        except Unsuitable as error:
+            # Columns that only the object uses, say.
+            told = f"with one of the objects in the transformers' bag no fit can be had, so all its labels get p = 1: {error}"
+            warnings.warn(told, ConformalWarning, stacklevel=2)
+            return AllTied(self.labels, self.n_classes)
+        return fitted
 
     # What is asked, of which fit --------------------------------------------------------------------------------------------
 

@@ -176,8 +176,10 @@ class NaiveBayes(Densities):
     def normal(self, x: FloatArray, of: Moments, smooth: Any) -> FloatArray:
         """Log densities (...) at points x (..., d) of classes with these moments, whose variances are larger by `smooth` (...)."""
         var = of.var + np.asarray(smooth)[..., None]
-        terms = np.log(2 * np.pi * var) + (x - of.mean) ** 2 / var
-        return np.asarray(-0.5 * terms.sum(-1))
+        # Columns that do not vary at all have no density; `losses` knows.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = np.log(2 * np.pi * var) + (x - of.mean) ** 2 / var
+            return np.asarray(-0.5 * terms.sum(-1))
 
     def density(self, X: FloatArray) -> FloatArray:
         smooth = self.smoothing * self.points.var(0).max()
@@ -212,8 +214,16 @@ class NaiveBayes(Densities):
 
     def rounding(self, X: FloatArray) -> FloatArray:
         # Each of the d terms of two densities, of the class and of the likeliest, is off by EPS/LEFT of itself and of its logarithm.
-        far = -self.density(X)
-        return np.asarray(16 * EPS / LEFT * (self.X.shape[1] + np.abs(far).max(1, keepdims=True)))
+        return np.asarray(16 * EPS / LEFT * (self.X.shape[1] + farthest(self.density(X))))
+
+
+def farthest(density: FloatArray) -> FloatArray:
+    """The larger size (m, C) of the log densities of a class and of the likeliest one, of which a loss is made.
+
+    Zero where one is not finite: such losses are infinite, and tied with each other.
+    """
+    size = np.maximum(np.abs(density), np.abs(density.max(1, keepdims=True)))
+    return np.where(np.isfinite(size), size, 0.0)
 
 
 @savable
@@ -355,7 +365,7 @@ class Discriminant(Densities):
     def rounding(self, X: FloatArray) -> FloatArray:
         # Coordinates are products of d terms, of which those of small eigenvalues count most; leaving a point out divides by what is left.
         unit = 16 * EPS * self.X.shape[1] * self.condition / self.left
-        return np.asarray(unit * (1 + np.abs(self.density(X)).max(1, keepdims=True)))
+        return np.asarray(unit * (1 + farthest(self.density(X))))
 
 
 def _products(
