@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # so that none of scikit-learn's checks is skipped
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,8 +12,9 @@ torch.set_num_threads(1)
 
 
 def pytest_runtest_setup(item):
-    """Networks start from the same weights in every run, whichever tests run."""
+    """Networks start from the same weights, and unseeded draws are the same, in every run, whichever tests run."""
     torch.manual_seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture

@@ -172,9 +172,13 @@ class Watch:
 def predictors():
     """Small fitted predictors of every kind, each with objects."""
     from sklearn.compose import ColumnTransformer
-    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF
     from sklearn.kernel_ridge import KernelRidge
     from sklearn.linear_model import Lasso, LogisticRegression, QuantileRegressor, Ridge, RidgeCV
+    from sklearn.naive_bayes import GaussianNB
     from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
     from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import FeatureUnion, make_pipeline
@@ -228,9 +232,16 @@ def predictors():
         (SplitConformalRegressor(QuantileRegressor(), conformity_score="cqr", random_state=0), X),
         (CVPlusRegressor(make_pipeline(StandardScaler(), Ridge()), n_folds=2, random_state=0), X),
         (JackknifePlusRegressor(KNeighborsRegressor(2), random_state=0), X),
+        (FullConformalClassifier(LinearDiscriminantAnalysis()), X),
+        (FullConformalClassifier(GaussianNB()), X),
+        (SplitConformalRegressor(GaussianProcessRegressor(2.0 * RBF(), optimizer=None, alpha=0.1), random_state=0), X),
+        (FullConformalRegressor(RandomForestRegressor(3, max_depth=2), random_state=0), X),
+        (FullConformalClassifier(categories=0), np.c_[np.arange(24) % 2, X]),
     ]:  # fmt: skip
         targets = y if type(clf).__name__.endswith("Classifier") else X[:, 0] + rng.normal(size=24)
-        yield clf.fit(objects, targets), objects[:2]
+        # As many fits as points.
+        few = slice(8 if type(clf).__name__.startswith("Jackknife") else None)
+        yield clf.fit(objects[few], targets[few]), objects[:2]
 
 
 def strange(clf, objects):

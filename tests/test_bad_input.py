@@ -299,20 +299,18 @@ def test_numbers_as_other_machines_write_them(dtype, estimator):
 
 @pytest.mark.parametrize("method", ["symmetric", "exact"])
 @pytest.mark.parametrize("value", [1e20, 1e200])
-def test_an_object_far_away_is_named_as_such(method, value):
+def test_objects_far_away_have_every_label_are_named_and_leave_the_others_alone(method, value):
     clf = FullConformalClassifier(method=method).fit(X, Y)
-    far = X[:3].copy()
-    far[1, 2] = value
-    message = rf"object 1 of those to be predicted \(counted from 0\) lies too far.*feature 2 .* is {value:.3g}"
-    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
-        clf.predict_p(far)
-
-
-def test_several_objects_far_away_are_listed():
     far = X[:9].copy()
-    far[[3, 7], 1] = -1e12, 1e30
-    with pytest.raises(ValueError, match=r"object 7 of.*feature 1 .* is 1e\+30.*Far away are 3, 7\."):
-        FullConformalClassifier().fit(X, Y).predict_p(far)
+    far[[3, 7], 2] = value, -value
+    message = rf"2 of 9 objects are one.*\(objects 3, 7, counted from 0\).*object 3 .*lies too far.*feature 2 .* is {value:.3g}"
+    with pytest.warns(UserWarning, match=message.replace("+", r"\+")):
+        p = clf.predict_p(far)
+    assert (p[[3, 7]] == 1).all()
+    others = [0, 1, 2, 4, 5, 6, 8]
+    assert np.array_equal(p[others], clf.predict_p(X[others]))
+    with pytest.warns(UserWarning, match="hold every label"):
+        assert clf.predict_set(far[[3]]).all()
 
 
 @pytest.mark.parametrize("approximation", ["direct", "indirect", "newton"])
@@ -576,7 +574,6 @@ def test_values_whose_distances_overflow_are_named(order, value):
     "make",
     [
         partial(FullConformalClassifier, method="influence"),
-        FullConformalClassifier,
         SplitConformalClassifier,
         CVPlusClassifier,
         JackknifePlusClassifier,
@@ -588,6 +585,19 @@ def test_probabilities_that_are_no_numbers_are_told_of(make, labels):
     clf = make(random_state=0).fit(X / 10, labels)
     with pytest.raises(ValueError, match=r"object 1 of those to be predicted"):
         clf.predict_epsilon(far)
+    with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* contain NaN"):
+        clf.predict_proba(far)
+
+
+@pytest.mark.parametrize("labels", [Y % 2, Y])
+def test_an_object_whose_bags_cannot_be_fitted_has_every_label(labels):
+    """Its p-values are one, which errs upwards; those of the others are what they are without it."""
+    far = X[:3].copy()
+    far[1] = 1.7e308
+    clf = FullConformalClassifier(random_state=0).fit(X / 10, labels)
+    with pytest.warns(UserWarning, match=r"1 of 3 objects are one.*objects 1, counted from 0"):
+        p = clf.predict_p(far)
+    assert (p[1] == 1).all() and np.array_equal(p[[0, 2]], clf.predict_p(far[[0, 2]]))
     with pytest.raises(ValueError, match=r"probabilities of object 1 of those to be predicted .* contain NaN"):
         clf.predict_proba(far)
 

@@ -104,3 +104,13 @@ def test_what_is_hashed_does_not_depend_on_how_the_batch_is_held():
     # Of tables with words, in which a column of numbers may be whole in one batch and not in another.
     table = pd.DataFrame({"a": [1.0, 0.5], "b": ["x", "y"]})
     assert uniforms(table, 7)[0] == uniforms(table.head(1).astype({"a": int}), 7)[0]
+
+
+def test_long_objects_hashed_by_threads_have_the_numbers_of_each_alone():
+    """70 objects of 32,768 numbers, two of them equal: as many as are hashed side by side."""
+    X = np.random.default_rng(0).integers(0, 256, (70, 2**15)).astype(np.float64)
+    X[69] = X[3]
+    assert X.nbytes >= 2**24
+    alone = np.concatenate([uniforms(x[None], 7) for x in X])
+    np.testing.assert_array_equal(uniforms(X, 7)[:69], alone[:69])
+    assert uniforms(X, 7)[69] == uniforms(X[[3, 3]], 7)[1] != alone[69]

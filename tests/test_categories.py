@@ -43,7 +43,7 @@ FULL = {
         "method": "exact",
         "scheme": "ordinary",
     },
-    "oob": {"estimator": RandomForestClassifier(20)},
+    "oob": {"estimator": RandomForestClassifier(8)},
     "folds": {"estimator": BernoulliNB(), "folds": 4},
     "folds, moved": {"estimator": nn.Linear(3, 3), "folds": 3, "update": "influence", "max_epochs": 2},
     "last layer": {"estimator": nn.Sequential(nn.Linear(3, 3)), "curvature": "last_layer_kron", "max_epochs": 2},

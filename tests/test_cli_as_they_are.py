@@ -52,6 +52,11 @@ COLUMNS = {
     ),
     "times": (cycle(["3/1/24 12:30", "3/2/24 07:15"]), "!holds dates"),
     "months in words": (cycle(["1 Mar 2024", "2 Apr 2024", "15 May 2023"]), "!holds dates"),
+    "decimal commas": (
+        cycle(f"{k},{k % 10}" for k in range(40)),
+        "--decimal , reads decimal commas if it is a quantity",
+    ),
+    "thousands": (cycle(f"{k},000" for k in range(40)), "write plain numbers there"),
     "words": (cycle(["red", "green", "blue"]), None),
     "grades": (cycle(["1", "2", "3", "K"]), None),
     "versions": (cycle(["1.2.30", "1.2.31", "2.0.1"]), None),
@@ -103,6 +108,29 @@ def test_columns_separated_by_something_else(name, mark, options, tmp_path):
     ok("report", tmp_path / "model", tmp_path / name, "-o", tmp_path / "it.html", *options)
     if options:
         assert f"--sep {mark!r}" in refused("fit", tmp_path / name, "--target", "y", "-o", tmp_path / "m")
+
+
+def test_decimal_commas_and_spaces_around_names(tmp_path):
+    """A table as spreadsheets write it where commas are decimal: predictors read the next one in the same way."""
+    plain = table(size=[1.5 * k for k in range(N)], code=cycle(["007", "7", "010"]))
+    european = plain.rename(columns={"size": " size ", "code": "code "})
+    european.to_csv(tmp_path / "it.csv", index=False, sep=";", decimal=",")
+    plain.to_csv(tmp_path / "plain.csv", index=False)
+    named = ("--target", "y", "--categorical", "code")
+    words = ("--sep", ";", "--decimal", ",")
+    ok("fit", tmp_path / "it.csv", *named, "-o", tmp_path / "model", *words)
+    ok("fit", tmp_path / "plain.csv", *named, "-o", tmp_path / "other")
+    ok("predict", tmp_path / "model", tmp_path / "it.csv", "-o", tmp_path / "sets.csv", "--sep", ";", "--keep", "size")
+    ok("predict", tmp_path / "other", tmp_path / "plain.csv", "-o", tmp_path / "same.csv", "--keep", "size")
+    found, expected = (pd.read_csv(tmp_path / name) for name in ("sets.csv", "same.csv"))
+    pd.testing.assert_frame_equal(found, expected)
+    shown = ok("inspect", tmp_path / "model").stdout
+    assert "size" in shown and "code" in shown
+    assert "--decimal ',' does not go with --sep ','" in refused(
+        "fit", tmp_path / "plain.csv", *named, "-o", "m", "--decimal", ","
+    )
+    european.assign(size=1.0).to_csv(tmp_path / "twice.csv", index=False)
+    assert "more than one column named 'size'" in refused("fit", tmp_path / "twice.csv", *named, "-o", tmp_path / "m")
 
 
 def test_separators_that_are_none(tmp_path):
@@ -233,7 +261,7 @@ def test_automatic_choices_keep_their_promise(tmp_path, monkeypatch):
     table().to_csv(tmp_path / "it.csv", index=False)
     monkeypatch.setattr("fullconformal.methods.convex.symmetric_seconds", lambda *_: 6000.0)
     said = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stdout
-    assert "method split: its sets are exactly valid; full CP (--method symmetric) would take about 100 minutes" in said
+    assert "method split: its sets are exactly valid; full CP (--method symmetric) would take many minutes" in said
     assert isinstance(load(tmp_path / "model"), SplitConformalClassifier)
     # A network too large for the curvature of all its layers: folds, not influence.
     network = [None, mlp(2000, (32,), 2)]

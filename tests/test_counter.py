@@ -21,7 +21,7 @@ from fullconformal.influence.bag import sorted_bag
 from fullconformal.influence.candidates import every_candidate, root_pays, written_rows
 from fullconformal.influence.counter import _Counter, direct_counts
 from fullconformal.influence.direct import direct
-from fullconformal.influence.near import Near
+from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_scores
 from fullconformal.influence.sources import FromLayers, Kept, Top
@@ -171,7 +171,7 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
     source = Kept(bag, points, X, 0.5)
     made, exact = (source.make(every_candidate(bag, X, 0.5), single) for single in (True, False))
     assert made.single and not exact.single
-    near = Near(source, made, _Counter(source, None).points, torch.arange(len(made)), 2**20)
+    near = Near(source, made, _Counter(source, None).points, 2**20)
     rows, b = points.single, points.b.float()
     excess = b[:, None] - made.tau.float() - rows @ made.rows.T
     true = points.b[:, None] - exact.tau - bag.half[points.order] @ exact.rows.T
@@ -190,11 +190,32 @@ def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size):
     made, exact = (top.make(every_candidate(bag, X, 1.0), single) for single in (True, False))
     assert top.first == 0 and made.single and not exact.single
     met = _Counter(top, None).points._replace(sigma=top.solved.lengths)
-    near = Near(top, made, met, torch.arange(len(made)), 2**20)
+    near = Near(top, made, met, 2**20)
     excess = points.b.float()[:, None] - made.tau.float() - top.solved.single @ written_rows(made).T
     true = points.b[:, None] - exact.tau - top.solved.rows @ written_rows(exact).T
     granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
     assert float(((excess - true).abs() / granted).max()) <= 1
+
+
+@pytest.mark.parametrize("patience", [0, 100, 10**6])
+def test_near_pairs_are_found_now_or_among_many_tiles_at_once(patience):
+    """A GPU is asked about many tiles at once; pairs that are no numbers are near, too."""
+    bag, X = prepared("logistic", 0)
+    source = Kept(bag, sorted_bag(bag, 0.5, False), X, 0.5)
+    near = Near(source, source.make(every_candidate(bag, X, 0.5), False), _Counter(source, None).points, 2**20)
+    near.patience, seeded = patience, torch.Generator().manual_seed(0)
+    granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
+    excess = 2 * granted * torch.randn(granted.shape, generator=seeded, dtype=granted.dtype)
+    excess[3, 4], excess[:, 7] = torch.nan, torch.inf
+    half, k = len(excess) // 2, excess.shape[1]
+    for i, c in ((slice(0, half), slice(0, 6)), (slice(half, None), slice(0, 6)), (slice(0, None), slice(6, k))):
+        near.look(Met(c.start, i.start, excess[i, c].contiguous(), float(granted[i, c].max())))
+    near.look_again()
+    c, i, value = (torch.cat(part) for part in zip(*near.pairs, strict=True))
+    found = torch.zeros_like(excess, dtype=torch.bool)
+    found[i, c] = True
+    assert near.count == len(c) == int(found.sum()) and torch.equal(found, ~(excess.abs() > granted))
+    assert torch.equal(value.nan_to_num(), excess[i, c].nan_to_num())
 
 
 def test_points_that_are_all_the_same():
@@ -330,6 +351,22 @@ def test_so_many_candidates_that_the_root_is_written_out(conditional, dtype):
         allowed = 0 if dtype == torch.float64 else 1
         assert np.abs(ours.greater - literal.greater).max() <= allowed
         assert np.abs(ours.equal - literal.equal).max() <= allowed and literal.equal.sum() >= 20
+
+
+def test_rows_that_cancel_are_made_in_float64_and_rounded():
+    """A unit's weights before and after it scale one another: a tiny penalty leaves hardly any curvature there, and float32 no digits."""
+    torch.manual_seed(0)
+    X, Xt, y = torch.randn(600, 12).double(), torch.randn(120, 12).double(), torch.randint(0, 4, (600,))
+    problem = Problem(mlp(12, (11,), 4).double().eval(), X, y, 1e-7)
+    bag = prepare(problem, CURVATURES["ggn"]().factor(problem), PLENTY)
+    source, found = Kept(bag, sorted_bag(bag, 0.5, False), Xt, 0.5), every_candidate(bag, Xt, 0.5)
+    source.begin(found)
+    made = source.make(found, single=True)
+    assert source.root is not None and made.single and made.whole is not None
+    exact, half = source.make(made[5:9], single=False), bag.factor.half(flat(problem.gradients(Xt[found.x], found.y)))
+    off = (made.rows - half).norm(dim=1) / half.norm(dim=1)
+    assert float(off.max()) < 1e-5 and torch.equal(exact.rows.float(), made.rows[5:9])
+    assert same(bag, Xt, 0.5) and same(bag, Xt, 1.0)
 
 
 def regression(n=2000, m=100):

@@ -22,7 +22,7 @@ from torch import nn
 
 import fullconformal
 from fullconformal import FullConformalClassifier
-from fullconformal.conformity import LAC
+from fullconformal.conformity import LAC, RAPS
 from fullconformal.methods import parts
 from fullconformal.methods.audit import label_chances
 from fullconformal.methods.folds import Folds
@@ -464,6 +464,26 @@ def test_what_cannot_be_saved_says_so(tmp_path):
     clf = FullConformalClassifier(Mine(), folds=3, random_state=0).fit(X, y)
     with pytest.raises(StorageError, match="Mine cannot be saved"):
         clf.save(tmp_path / "bayes.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": Folds(), "folds": 5}, "Folds was given as an object: give them to it"),
+        ({"method": Folds(score=RAPS(), folds=3)}, "leaves parameters open"),
+    ],
+)
+def test_options_that_folds_given_as_an_object_would_not_heed_are_refused(options, words):
+    X, y, *_ = points(40)
+    with pytest.raises(ValueError, match=words):
+        FullConformalClassifier(GaussianNB(), random_state=0, **options).fit(X, y)
+
+
+def test_a_method_given_as_an_object_is_saved_with_its_score(tmp_path):
+    X, y, Xt, _ = points(40)
+    clf = FullConformalClassifier(method=Folds(score=LAC(), folds=3), random_state=0).fit(X, y)
+    clf.save(tmp_path / "lac.safetensors")
+    assert np.array_equal(fullconformal.load(tmp_path / "lac.safetensors").predict_p(Xt), clf.predict_p(Xt))
 
 
 def test_recalibration_and_report(tmp_path):

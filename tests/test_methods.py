@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import time
 import warnings
 
 import numpy as np
@@ -35,10 +34,8 @@ from fullconformal import (
 from fullconformal.curvature import GGN
 from fullconformal.methods import refit
 from fullconformal.methods.audit import label_chances
-from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
-from fullconformal.runtime.numerics import threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
@@ -517,32 +514,6 @@ def test_audits_refuse_what_refits_cannot_answer():
     for options in ({"scheme": "studentized"}, {"scheme": "deleted", "class_conditional": True}):
         with pytest.raises(ValueError, match="an audit compares with refits"):
             clf.set_params(**options).audit(Xt)
-
-
-def test_estimated_times_grow_as_the_time_does():
-    """Few classes with many inputs against many with few: the estimate is off by much the same factor, whatever the machine.
-
-    The coefficients meet measured times within a factor of two each way; as much again is granted to a busy machine.
-    """
-    rng, off = np.random.default_rng(0), []
-    with threads(1):
-        for n, d, C, m in ((2000, 30, 2, 200), (300, 4, 30, 1)):
-            X, y = rng.normal(size=(n, d)), np.arange(n) % C
-            clf, taken = FullConformalClassifier().fit(X, y), []
-            for _ in range(3):
-                start = time.perf_counter()
-                clf.predict_p(X[:m])
-                taken.append(time.perf_counter() - start)
-            off.append(min(taken) / symmetric_seconds(m, n, d + 1, C))
-    assert 1 / 8 < off[0] / off[1] < 8
-
-
-def test_long_work_is_announced():
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(300, 80)), np.arange(300) % 10
-    clf = FullConformalClassifier().fit(X, y)
-    with pytest.warns(ConformalWarning, match="may take about"):
-        clf._fitted.warn_of_time(10_000)
 
 
 @pytest.mark.parametrize("method", ["exact", "influence"])

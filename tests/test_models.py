@@ -19,8 +19,9 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, RidgeClassifier, SGDClassifier
 from sklearn.model_selection import GridSearchCV
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -44,10 +45,10 @@ def booster(package, name, **options):
 
 # A model, the method it gets, whether its guarantee is exact, and whether it is saved.
 MODELS = {
-    "random forest": (RandomForestClassifier(20), "oob", True),
+    "random forest": (RandomForestClassifier(8), "oob", True),
     "extra trees": (ExtraTreesClassifier(20), "folds", True),
     "extra trees, bootstrap": (ExtraTreesClassifier(20, bootstrap=True), "oob", True),
-    "forest, balanced": (RandomForestClassifier(20, class_weight="balanced"), "oob", True),
+    "forest, balanced": (RandomForestClassifier(8, class_weight="balanced"), "oob", True),
     "histogram boosting": (HistGradientBoostingClassifier(max_iter=8, min_samples_leaf=5), "folds", True),
     "boosting": (GradientBoostingClassifier(n_estimators=5), "folds", False),
     "LightGBM": (booster("lightgbm", "LGBMClassifier", verbose=-1), "folds", False),
@@ -68,6 +69,8 @@ MODELS = {
     "logistic, balanced": (LogisticRegression(class_weight="balanced"), "folds", True),
     "logistic, L1": (LogisticRegression(l1_ratio=1.0, **SAGA), "folds", True),
     "logistic, elastic net": (LogisticRegression(l1_ratio=0.5, **SAGA), "folds", True),
+    "one against the rest": (OneVsRestClassifier(LogisticRegression()), "folds", False),
+    "nearest centroid": (NearestCentroid(), "folds", False),
     "scaled SVC": (make_pipeline(StandardScaler(), SVC(probability=True)), "folds", False),
 }
 

@@ -181,6 +181,44 @@ def test_a_training_point_and_a_candidate_may_change_places(problem, k, p, h):
         np.testing.assert_allclose(alpha_swapped[0, y[0], 1:], alpha[0, 0, 1:], rtol=1e-12, atol=1e-14)
 
 
+def scaled_problem(spread):
+    """Points of four classes, one of which has a single point, objects, and scales that spread about one; far objects have their own."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 4)) * [1, 1, 3, 0.2] + [0, 50, 0, 0], np.arange(300) % 3
+    y[0] = 3
+    objects, scales = X[:12] + rng.normal(size=(12, 4)), np.exp(spread * rng.normal(size=(12, 4)))
+    objects[-1, 2], scales[-1, 2] = 1e4, 40.0
+    return X, y, objects, scales
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.03, 0.5])
+def test_log_sums_of_scaled_columns_lie_within_their_bounds(spread):
+    X, y, _, scales = scaled_problem(spread)
+    for h in (0.3, 2.0):
+        log_sums, off = KernelDensity.fit(X, y, 4, h)._bounded(scales)
+        for r, scale in enumerate(scales):
+            literal = KernelDensity.fit(X / scale, y, 4, h).log_sums
+            # Rounding of squares of 50, over 2h², beside what is granted.
+            assert (np.abs(literal[1:] - log_sums[r, 1:]) <= off[r, 1:] + 1e-9).all()
+            assert literal[0] == log_sums[r, 0] == -np.inf
+        # A tangent is off by a square of what changes.
+        assert spread > 1e-3 or np.median(off) < 1e-3
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.03, 0.5])
+def test_scaled_columns_count_as_those_that_are_fitted_so(spread):
+    X, y, objects, scales = scaled_problem(spread)
+    for fit in (
+        lambda X: KernelDensity.fit(X, y, 4, 0.5),
+        lambda X: NearestNeighbors.fit(X, y, 4, 3, 2.0),
+        lambda X: NearestNeighbors.fit(X, y, 4, 2, 1.0),
+    ):
+        found = fit(X).counts(objects, scales=scales)
+        for r, scale in enumerate(scales):
+            literal = fit(X / scale).counts(objects[r : r + 1] / scale)
+            np.testing.assert_array_equal([part[r] for part in found], [part[0] for part in literal])
+
+
 def test_conventions():
     X, y = np.array([[0.0], [0.0], [1.0]]), np.array([0, 1, 1])
     alpha, tau = NearestNeighbors.fit(X, y, 3, k=1).scores([[0.0]])

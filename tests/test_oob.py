@@ -13,19 +13,19 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier, compare, pvalues
-from fullconformal.methods.oob import OutOfBag, kept_members, share_missed
+from fullconformal.methods.oob import OutOfBag, kept_members, out_of_bag, share_missed
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 
 FORESTS = {
-    "random forest": RandomForestClassifier(15),
-    "random forest of stumps, half the points": RandomForestClassifier(15, max_depth=1, max_samples=0.5),
-    "balanced": RandomForestClassifier(15, class_weight="balanced_subsample"),
-    "extra trees, ten points": ExtraTreesClassifier(15, bootstrap=True, max_samples=10),
-    "bagged trees, few columns": BaggingClassifier(n_estimators=15, max_features=0.5),
-    "bagged regressions": BaggingClassifier(LogisticRegression(), n_estimators=15),
-    "bagged votes": BaggingClassifier(RidgeClassifier(), n_estimators=15),
-    "three trees": RandomForestClassifier(3),
+    "random forest": RandomForestClassifier(6),
+    "random forest of stumps, half the points": RandomForestClassifier(9, max_depth=1, max_samples=0.5),
+    "balanced": RandomForestClassifier(6, class_weight="balanced_subsample"),
+    "extra trees, ten points": ExtraTreesClassifier(12, bootstrap=True, max_samples=10),
+    "bagged trees, few columns": BaggingClassifier(n_estimators=6, max_features=0.5),
+    "bagged regressions": BaggingClassifier(LogisticRegression(), n_estimators=6),
+    "bagged votes": BaggingClassifier(RidgeClassifier(), n_estimators=6),
+    "three trees": RandomForestClassifier(1),
 }
 
 
@@ -85,7 +85,7 @@ def test_weights_count_as_in_the_literal_loop(conditional):
     X, y, objects, _ = data()
     rng = np.random.default_rng(0)
     weights, own = rng.uniform(0.1, 3, len(y)), rng.uniform(0.1, 3, len(objects))
-    clf = FullConformalClassifier(RandomForestClassifier(15), class_conditional=conditional, random_state=1).fit(X, y)
+    clf = FullConformalClassifier(RandomForestClassifier(6), class_conditional=conditional, random_state=1).fit(X, y)
     expected = literal_p(clf._fitted, X, y, objects, weights, own, conditional)
     np.testing.assert_allclose(clf.predict_p(objects, weights=(weights, own)), expected, rtol=1e-12)
 
@@ -108,6 +108,9 @@ def test_the_share_is_that_of_bootstraps_that_miss_a_point():
     assert share_missed(RandomForestClassifier(max_samples=3), 4) == pytest.approx((3 / 4) ** 3)
     assert share_missed(RandomForestClassifier(), 4) == pytest.approx((3 / 4) ** 4)
     assert share_missed(RandomForestClassifier(max_samples=0.5), 4) == pytest.approx((3 / 4) ** 2)
+    for model in (RandomForestClassifier(2, max_samples=0.5), BaggingClassifier(n_estimators=2, max_samples=0.5)):
+        model.fit(np.eye(7), [0, 1, 0, 1, 0, 1, 0])
+        assert share_missed(model, 7) == pytest.approx((6 / 7) ** len(model.estimators_samples_[0]))
     forest = RandomForestClassifier(2000, max_depth=1, max_samples=0.3, random_state=0).fit(*load_iris(return_X_y=True))
     missed = np.mean([0 not in drawn for drawn in forest.estimators_samples_])
     share = share_missed(forest, 150)
@@ -132,28 +135,41 @@ def test_members_are_kept_by_the_object_and_the_seed_alone():
 @pytest.mark.parametrize("smoothing", [False, True])
 def test_an_object_has_the_same_p_values_in_any_batch(smoothing):
     X, y, objects, _ = data()
-    clf = FullConformalClassifier(RandomForestClassifier(15), random_state=1).fit(X, y)
+    clf = FullConformalClassifier(RandomForestClassifier(6), random_state=1).fit(X, y)
     p = clf.predict_p(objects, smoothing=smoothing)
     alone = np.concatenate([clf.predict_p(x[None], smoothing=smoothing) for x in objects])
     np.testing.assert_array_equal(p, alone)
-    again = FullConformalClassifier(RandomForestClassifier(15), random_state=1).fit(X, y)
+    again = FullConformalClassifier(RandomForestClassifier(6), random_state=1).fit(X, y)
     np.testing.assert_array_equal(again.predict_p(objects[::-1], smoothing=smoothing)[::-1], p)
 
 
 def test_probabilities_are_those_of_the_whole_forest():
     X, y, objects, _ = data()
-    clf = FullConformalClassifier(RandomForestClassifier(15, random_state=3), random_state=1).fit(X, y)
-    forest = RandomForestClassifier(15, random_state=3).fit(X, y)
+    clf = FullConformalClassifier(RandomForestClassifier(6, random_state=3), random_state=1).fit(X, y)
+    forest = RandomForestClassifier(17, random_state=3).fit(X, y)
     np.testing.assert_allclose(clf.predict_proba(objects), forest.predict_proba(objects), rtol=0, atol=16 * 2**-52)
 
 
+def test_as_many_trees_score_a_point_as_were_asked_for():
+    """Or a hundred; counted over the points, each of which a tree misses with probability 0.36, within four standard errors."""
+    X, y, *_ = data()
+    for asked, scoring in ((10, 10), (100, 100), (150, 100), (300, 300 * (40 / 41) ** 41)):
+        model = RandomForestClassifier(asked, max_depth=1)
+        forest = FullConformalClassifier(model, random_state=1).fit(X, y)._fitted.forest
+        found = out_of_bag(forest.model, len(y)).sum(axis=1).mean()
+        assert abs(found - scoring) < 1 + 4 * np.sqrt(0.24 * len(forest) / len(y)) and len(forest) >= asked
+        assert model.n_estimators == asked
+
+
 def test_points_that_every_tree_drew_know_nothing():
-    """One tree: a point that it drew, and a candidate that it is not kept for, have a score of 1 − 1/C."""
+    """Three trees: a point that all drew, and a candidate that none is kept for, have a score of 1 − 1/C."""
     X, y, objects, _ = data(m=40)
     clf = FullConformalClassifier(RandomForestClassifier(1), random_state=1).fit(X, y)
-    drawn = np.unique(clf._fitted.forest.model.estimators_samples_[0])
+    first, second, third = clf._fitted.forest.model.estimators_samples_
+    drawn = np.intersect1d(np.intersect1d(first, second), third)
+    assert len(drawn)
     np.testing.assert_array_equal(clf._fitted.alpha[drawn], 1 - 1 / 3)
-    kept = kept_members(objects, 1, clf._fitted.forest.share, clf._fitted.forest.seed)[:, 0]
+    kept = kept_members(objects, 3, clf._fitted.forest.share, clf._fitted.forest.seed).any(axis=1)
     assert 0 < kept.sum() < len(kept)
     np.testing.assert_array_equal(clf._fitted.candidate_scores(objects)[~kept], 1 - 1 / 3)
 
@@ -172,13 +188,13 @@ def test_what_is_promised_is_not_more_than_is_known():
 
 def test_few_trees_are_told_of():
     X, y, *_ = data(n=100)
-    with pytest.warns(ConformalWarning, match=r"^4 trees leave about 1 .*true label: above .*n_estimators=300\)\.$"):
-        FullConformalClassifier(RandomForestClassifier(4), random_state=1).fit(X, y)
+    with pytest.warns(ConformalWarning, match=r"^3 trees leave about 1 .*true label: above .*n_estimators=100\)\.$"):
+        FullConformalClassifier(RandomForestClassifier(1), random_state=1).fit(X, y)
 
 
 def test_behind_transformers_in_a_report_and_beside_others(tmp_path):
     X, y = load_iris(return_X_y=True)
-    clf = FullConformalClassifier(make_pipeline(StandardScaler(), RandomForestClassifier(50)), random_state=0)
+    clf = FullConformalClassifier(make_pipeline(StandardScaler(), RandomForestClassifier(20)), random_state=0)
     clf.fit(X[::2], y[::2])
     assert clf.method_ == "oob" and clf.transformer_ is not None
     page = clf.report(X[1::2], y[1::2], tmp_path / "it.html").read_text(encoding="utf-8")
@@ -192,7 +208,7 @@ def test_behind_transformers_in_a_report_and_beside_others(tmp_path):
 def test_missing_values_are_the_trees_affair(tmp_path):
     X, y, objects, _ = data()
     X[::7, 0] = objects[0, 1] = np.nan
-    clf = FullConformalClassifier(RandomForestClassifier(30), random_state=0).fit(X, y)
+    clf = FullConformalClassifier(RandomForestClassifier(10), random_state=0).fit(X, y)
     assert np.isfinite(clf.predict_p(objects)).all()
     clf.save(tmp_path / "it")
 
@@ -200,7 +216,7 @@ def test_missing_values_are_the_trees_affair(tmp_path):
 def test_the_method_as_an_object_and_by_name():
     X, y, objects, _ = data()
     named, given_object = (
-        FullConformalClassifier(RandomForestClassifier(15), method=method, random_state=1).fit(X, y).predict_p(objects)
+        FullConformalClassifier(RandomForestClassifier(6), method=method, random_state=1).fit(X, y).predict_p(objects)
         for method in ("oob", OutOfBag())
     )
     np.testing.assert_array_equal(named, given_object)
@@ -218,6 +234,8 @@ def test_the_method_as_an_object_and_by_name():
         (None, {"method": "oob"}, r"estimator=None is none"),
         (RandomForestClassifier(), {"prefit": True}, r"prefit=True cannot be combined"),
         (RandomForestClassifier(), {"l2": 0.1}, r"l2=0.1 was given"),
+        (RandomForestClassifier("many"), {}, r"The 'n_estimators' parameter"),
+        (RandomForestClassifier(0), {}, r"The 'n_estimators' parameter"),
         (RandomForestClassifier(5), {"scheme": "ordinary"}, r"use scheme='deleted'"),
         (RandomForestClassifier(5), {"method": "influence"}, r"cannot be wrapped"),
     ],

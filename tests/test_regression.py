@@ -6,12 +6,13 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from cases import expected_failures
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.decomposition import PCA
 from sklearn.feature_selection import SelectKBest, f_regression
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, Ridge, RidgeCV
 from sklearn.neighbors import KNeighborsRegressor
@@ -25,7 +26,10 @@ from fullconformal import ConformalWarning, FullConformalRegressor
 Q = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 
 
-@parametrize_with_checks([FullConformalRegressor(), FullConformalRegressor(KNeighborsRegressor(n_neighbors=2))])
+@parametrize_with_checks(
+    [FullConformalRegressor(), FullConformalRegressor(KNeighborsRegressor(n_neighbors=2))],
+    expected_failed_checks=expected_failures,
+)
 def test_it_is_a_regressor_of_scikit_learns(estimator, check):
     check(estimator)
 
@@ -223,6 +227,12 @@ def test_large_values_keep_their_digits():
     small = FullConformalRegressor(Ridge(1.0)).fit(X, y).predict_interval(new)
     large = FullConformalRegressor(Ridge(1.0)).fit(X, 1e12 * y).predict_interval(new)
     np.testing.assert_allclose(large / 1e12, small, rtol=1e-10)
+    for model, scaled in [(LINEAR[name], LINEAR[name]) for name in ("kernel ridge", "Gaussian process", "k-NN")] + [
+        (RidgeCV(), RidgeCV()), (Lasso(0.1), Lasso(1e11)),
+    ]:  # fmt: skip
+        found = FullConformalRegressor(model).fit(X, y).predict_interval(new)
+        other = FullConformalRegressor(scaled).fit(X, 1e12 * y).predict_interval(new)
+        np.testing.assert_allclose(other / 1e12, found, atol=1e-10, err_msg=str(model))
     moved = FullConformalRegressor(Ridge(1.0)).fit(X, y + 1e6).predict_interval(new)
     np.testing.assert_allclose(moved - 1e6, small, atol=1e-8)
 
@@ -314,24 +324,26 @@ def test_weights_are_those_of_the_definition():
         np.testing.assert_allclose(reg.predict_interval(new, weights=equal), reg.predict_interval(new))
 
 
-def test_groups_are_compared_with_their_own():
+def test_objects_are_compared_with_their_own_category(tmp_path):
     X, y, new = table(30, 3, seed=16)
-    groups = np.array(["a", "b", "c"])[np.arange(30) % 3]
+    X[:, 0], new[:, 0] = np.arange(30) % 3, [1, 0, 7]
     model = Ridge(1.0)
-    reg = FullConformalRegressor(model, scheme="deleted", confidence_level=0.8).fit(X, y, groups=groups)
-    values, asked = np.array([-1.0, 0.5, 3.0]), ["b", "a", "unseen"]
-    p = reg.predict_p(new, values, groups=asked)
+    reg = FullConformalRegressor(model, scheme="deleted", confidence_level=0.8, categories=0).fit(X, y)
+    values = np.array([-1.0, 0.5, 3.0])
+    p = reg.predict_p(new, values)
     for k in range(2):
         alpha = honest(model, np.vstack([X, new[k]]), np.append(y, values[k]), 1.0)
-        same = np.append(groups == asked[k], True)
+        same = np.append(X[:, 0] == new[k, 0], True)
         assert p[k] == pytest.approx((alpha[same] >= alpha[-1]).sum() / same.sum())
-    assert p[2] == 1.0 and np.isinf(reg.predict_interval(new, groups=asked)[2]).all()
-    with pytest.raises(ValueError, match="fit was given groups"):
-        reg.predict_interval(new)
-    with pytest.raises(ValueError, match="one word or number for each of the 3"):
-        reg.predict_interval(new, groups=["a"])
-    with pytest.warns(ConformalWarning, match="smallest group"):
-        reg.predict_interval(new, 0.95, groups=asked)
+    assert p[2] == 1.0 and np.isinf(reg.predict_interval(new)[2]).all()
+    with pytest.warns(ConformalWarning, match=r"category 0\.0"):
+        reg.predict_interval(new, 0.95)
+    with pytest.raises(ValueError, match="all points together; fit without categories="):
+        reg.predict_quantile(new, 0.5)
+    with pytest.raises(ValueError, match="no categories"):
+        reg.audit(new)
+    reg.save(tmp_path / "it")
+    assert np.array_equal(fullconformal.load(tmp_path / "it").predict_p(new, values), p)
 
 
 @pytest.mark.parametrize("scheme", Q)
@@ -488,9 +500,8 @@ def test_everything_may_be_asked_with_transformers_in_the_bag(tmp_path):
     assert reg.audit(objects, 3).p_distance.max() == 0 and reg.diagnose().n_points == 30
     reg.save(tmp_path / "it")
     np.testing.assert_array_equal(fullconformal.load(tmp_path / "it").predict_interval(objects, [0.5, 0.9]), together)
-    grouped = FullConformalRegressor(make_pipeline(encode, Ridge(1.0)), confidence_level=0.5)
-    grouped.fit(frame, y, groups=frame["kind"])
-    found = grouped.predict_interval(objects, groups=objects["kind"])
+    apart = FullConformalRegressor(make_pipeline(encode, Ridge(1.0)), confidence_level=0.5, categories="kind")
+    found = apart.fit(frame, y).predict_interval(objects)
     assert np.isinf(found[1]).all() and np.isfinite(found[[0, 2]]).all()
 
 
@@ -553,7 +564,9 @@ def test_diagnose_says_what_the_fit_is():
 
 SAVED = [
     None, Ridge(0.5), RidgeCV(), LinearRegression(), Lasso(0.1), ElasticNet(0.1), KernelRidge(alpha=0.5, kernel="rbf"),
-    KNeighborsRegressor(3), make_pipeline(StandardScaler(), Ridge()),
+    KNeighborsRegressor(3), make_pipeline(StandardScaler(), Ridge()), GaussianProcessRegressor(KERNEL, optimizer=None),
+    GaussianProcessRegressor(DotProduct(0.5) ** 2 + Matern(nu=1.5), optimizer=None, alpha=0.5),
+    GaussianProcessRegressor(optimizer=None, alpha=0.1),
 ]  # fmt: skip
 
 
@@ -566,6 +579,17 @@ def test_a_loaded_regressor_gives_the_same_intervals(model, tmp_path):
     np.testing.assert_array_equal(again.predict_interval(new), reg.predict_interval(new))
     np.testing.assert_array_equal(again.predict(new), reg.predict(new))
     assert again.guarantee_ == reg.guarantee_
+
+
+def test_kernels_of_others_are_not_saved(tmp_path):
+    X, y, _ = table(30, 3, seed=26)
+
+    class Own(RBF):
+        """One that a file could not bring along."""
+
+    reg = FullConformalRegressor(GaussianProcessRegressor(Own(1.0), optimizer=None, alpha=0.1)).fit(X, y)
+    with pytest.raises(fullconformal.StorageError, match="a Own cannot be saved; use kernels among ConstantKernel"):
+        reg.save(tmp_path / "reg.safetensors")
 
 
 def test_functions_are_not_saved(tmp_path):
@@ -631,6 +655,8 @@ def test_options_that_cannot_be_meant(options, error, message):
 def test_questions_that_cannot_be_meant():
     X, y, new = table(30, 3, seed=29)
     reg = FullConformalRegressor().fit(X, y)
+    days = pd.DataFrame({"word": ["a", "b"] * 15, "day": pd.date_range("2024-01-01", periods=30), "n": y})
+    dated = make_pipeline(make_column_transformer((OneHotEncoder(), ["word"]), remainder="passthrough"), Ridge())
     for ask, message in (
         (lambda: reg.predict_interval(new[:, :2]), "features"),
         (lambda: reg.predict_p(new, [1.0]), r"y must have shape \(3,\)"),
@@ -638,7 +664,12 @@ def test_questions_that_cannot_be_meant():
         (lambda: reg.predict_set(new, [0.8, 0.9]), "one confidence_level"),
         (lambda: reg.predict_interval(new, 1.5), "strictly between 0 and 1"),
         (lambda: reg.predict_quantile(new, 1.0), "strictly between 0 and 1"),
-        (lambda: reg.predict_interval(new, groups=["a"] * 3), "fit was not given any"),
+        (lambda: FullConformalRegressor(categories="kind").fit(X, y), "X has no names of columns"),
+        (
+            lambda: FullConformalRegressor().fit(X, np.column_stack([y, y])),
+            "has 2 columns: a regressor predicts one number",
+        ),
+        (lambda: FullConformalRegressor(dated).fit(days, y), "something else than numbers .*Timestamp"),
         (lambda: reg.predict_interval(new, weights=(np.ones(3), np.ones(3))), "weights of the training points"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -144,7 +144,7 @@ CASES = {
         )
     ),
     "pipeline, network": lambda: FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (5,), 3)), max_epochs=5),
-    "forest": lambda: FullConformalClassifier(RandomForestClassifier(20), random_state=3),
+    "forest": lambda: FullConformalClassifier(RandomForestClassifier(8), random_state=3),
     "forest, pipeline": lambda: FullConformalClassifier(
         make_pipeline(StandardScaler(), ExtraTreesClassifier(20, bootstrap=True, max_depth=3)), random_state=3),
     "bagging": lambda: FullConformalClassifier(

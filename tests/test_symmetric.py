@@ -14,6 +14,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
+from fullconformal.linear.added import conjugate
 from fullconformal.linear.bag import Change, NoMinimiser, at_points, logits
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
@@ -21,7 +22,7 @@ from fullconformal.linear.leave_one_out import deletion
 from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
 from fullconformal.linear.reference import moved
-from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
+from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores, turned
 from fullconformal.losses.relative import all_probabilities, pairs, probabilities, residual, second, spread, unpacked
 from fullconformal.pvalues import comparison_weight, p_values
 
@@ -94,9 +95,10 @@ def test_points_are_left_out_by_the_literal_formula(rank, q, monkeypatch):
     full = half @ half.swapaxes(-1, -2)
     full[0] *= 1e5  # no factor of I − T
     (i, j), _ = pairs(K, torch.device("cpu"))
-    pi = torch.softmax(torch.tensor(rng.normal(size=(n, K + 1, B))), 1)[:, 1:]
-    A, r = torch.tensor(full[:, :, i, j]).movedim(1, -1).contiguous(), residual(pi, torch.zeros(n, 1, dtype=torch.long))
-    out = deletion(A, second(pi), r, q)
+    z = torch.tensor(rng.normal(size=(n, K, B)))
+    pi = all_probabilities(z)[:, 1:]
+    A, r = torch.tensor(full[:, :, i, j]).movedim(1, -1).contiguous(), residual(z, torch.zeros(n, 1, dtype=torch.long))
+    out = deletion(A, second(z), r, q)
     assert bool((out.remaining[0] == 0).all())
     for at, b in itertools.product(range(1, n), range(B)):
         p, own = pi[at, :, b].numpy(), r[at, :, b].numpy()
@@ -109,7 +111,7 @@ def test_points_are_left_out_by_the_literal_formula(rank, q, monkeypatch):
         np.testing.assert_allclose(out.norm[at, b] ** 2, own @ full[at, b] @ own, rtol=1e-10)
         np.testing.assert_allclose(out.remaining[at, b], np.prod(1 - t), rtol=1e-10)
     monkeypatch.setattr(sys.modules[deletion.__module__], "TOGETHER", 1)
-    for name, parts in vars(deletion(A, second(pi), r, q)).items():
+    for name, parts in vars(deletion(A, second(z), r, q)).items():
         assert torch.equal(parts, getattr(out, name))
 
 
@@ -320,24 +322,24 @@ def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed, far)
     x = torch.tensor(rng.normal(size=(d, 1)))
     base = bag.base.theta[:, :, None]
     H0 = hessian(bag, None, base, curvature_of(bag, base))[0]
-    at_x = unpacked(second(probabilities(at_points(x, theta))))[:, :, 0]
+    at_x = unpacked(second(at_points(x, theta)))[:, :, 0]
     added = torch.kron(x @ x.T, at_x)
     t = torch.linalg.eigvals(torch.linalg.solve(H0, added)).real.sum()[None]
     factors = torch.tensor(rng.uniform(0.5, 2.0, size=(d, 1)))
     other = torch.kron(torch.diag((factors[:, 0] - 1) * bag.penalty), bag.coupling)
-    found = moved(bag.reference, all_probabilities(logits(bag, theta)), t, bag.X.new_zeros(1), factors)
+    found = moved(bag.reference, all_probabilities(logits(bag, theta)).permute(2, 1, 0), t, factors)
     for i in range(n):
         one = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
         before = hessian(bag, one, base, curvature_of(bag, base))[0]
         after = hessian(bag, one, theta, curvature_of(bag, theta))[0]
         for H in (after, after + added, after + other, after + added + other):
             factors = torch.linalg.eigvals(torch.linalg.solve(before, H)).real
-            assert factors.min() >= found.least[i, 0] * (1 - 1e-9)
-            assert factors.max() <= found.most[i, 0] * (1 + 1e-9)
+            assert factors.min() >= found.least[0, i] * (1 - 1e-9)
+            assert factors.max() <= found.most[0, i] * (1 + 1e-9)
 
 
 def curvature_of(bag, theta):
-    return second(probabilities(logits(bag, theta)))
+    return second(logits(bag, theta))
 
 
 def test_leverages_of_points_left_out_are_those_of_the_bag_without_them():
@@ -387,3 +389,41 @@ def test_weak_penalties_enlarge_sets_by_crude_scores_not_by_ties_and_diagnose_sa
     )
     assert "larger" not in str(exact.diagnose())
     assert "larger" not in str(FullConformalClassifier(LogisticRegression(C=0.01)).fit(X, y).diagnose())
+
+
+@pytest.mark.parametrize("R", [0.01, 0.5, 3.0])
+def test_probabilities_turn_no_farther_than_the_range_of_their_logits_allows(R):
+    rng = np.random.default_rng(0)
+    f = torch.tensor(rng.normal(size=(2000, 5)) * rng.choice([0.3, 3.0], size=(2000, 1)))
+    step = torch.tensor(rng.uniform(0, 1, size=f.shape))
+    step = R * (step > 0.5) if R > 1 else R * step
+    before, after = torch.softmax(f, 1), torch.softmax(f + step, 1)
+    apart = (after - before).abs().sum(1) / 2
+    assert (apart <= turned(torch.full_like(apart, R), 1 - before[:, 0]) * (1 + 1e-9)).all()
+    assert (apart > 0.5 * turned(torch.full_like(apart, R), 1 - before[:, 0])).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_conjugate_gradients_leave_is_as_small_as_they_say(dtype):
+    """In the norm of H⁻¹ at the fit on Z, rounding of products included, whatever the units of the features."""
+    rng, (n, d, C, B) = np.random.default_rng(0), (60, 4, 4, 5)
+    scale = np.array([1.0, 30.0, 1.0, 0.1])
+    bag = bag_of(rng.normal(size=(n, d)) * scale, np.arange(n) % C, C, np.full(d, 0.3))
+    change = Change(torch.tensor(rng.normal(size=(d, B)) * scale[:, None]), torch.arange(B) % C, torch.arange(B))
+    theta = bag.base.theta[:, :, None] + 0.02 * torch.tensor(rng.normal(size=(d, C - 1, B)))
+    H = hessian(bag, change, theta, curvature_of(bag, theta))
+    right = torch.tensor(rng.normal(size=(B, C - 1, d)))
+    said = []
+
+    def stop(columns, w, step, norm):
+        for c, one, claimed in zip(columns.tolist(), w, norm, strict=True):
+            rest = right[c].T.flatten() - H[c] @ one.T.flatten()
+            said.append((float((rest @ bag.base.inverse @ rest).sqrt()), float(claimed)))
+        return norm < 0
+
+    pi = probabilities(logits(bag, theta)).permute(2, 1, 0).to(dtype)
+    conjugate(bag, change, pi, theta, right, stop)
+    assert len(said) > 3 * B
+    assert all(true <= claimed * (1 + 1e-9) + 1e-14 for true, claimed in said)
+    # Until rounding is all that is left the claim is close.
+    assert all(claimed < 1.01 * true for true, claimed in said if true > 1e-2 * said[0][0])

@@ -75,6 +75,32 @@ def test_a_network_is_its_tangent(scheme):
             assert p == pytest.approx((1 + (alpha >= own).sum()) / 41)
 
 
+@pytest.mark.parametrize("curvature", ["ggn", "dual", "ekfac", "kfac", "last_layer"])
+def test_every_curvature_gives_leverages(curvature):
+    """The formulas of the tangent, with the inverse of whatever matrix the curvature is."""
+    X, y, new = points()
+    torch.manual_seed(0)
+    module = mlp(3, (6,), 1, "tanh").double()
+    reg = FullConformalRegressor(module, prefit=True, l2=0.05, curvature=curvature).fit(X, y)
+    # Curvatures have the bias of a unit behind its weights.
+    order = [*np.column_stack([np.arange(18).reshape(6, 3), np.arange(18, 24)]).ravel(), *range(24, 31)]
+    order = order[-7:] if curvature == "last_layer" else order
+    J, Jx = jacobian(module, X)[:, order], jacobian(module, new)[:, order]
+    inverse = reg._fitted.factor.solve(torch.eye(J.shape[1], dtype=torch.float64)).numpy()
+    if curvature in ("ggn", "dual", "last_layer"):
+        np.testing.assert_allclose(inverse, np.linalg.inv(J.T @ J + 2 * np.eye(J.shape[1])), atol=1e-9)
+    with torch.no_grad():
+        r = y - module(torch.as_tensor(X)).numpy()[:, 0]
+        fx = module(torch.as_tensor(new)).numpy()[:, 0]
+    h, hx, hxi = np.einsum("ij,jk,ik->i", J, inverse, J), np.diag(Jx @ inverse @ Jx.T), Jx @ inverse @ J.T
+    np.testing.assert_allclose(reg._fitted.leverage, h, atol=1e-9)
+    t, g = np.linspace(-8, 8, 17)[:, None, None], 1 / (1 + hx[:, None])
+    # Scores (17, 4, 40) of the points, and of the candidate.
+    alpha, own = np.abs(r - hxi * g * t) / np.sqrt(1 - h + g * hxi**2), np.abs(t) * np.sqrt(g)
+    wanted = (1 + (alpha >= own).sum(axis=2)) / 41
+    np.testing.assert_allclose(reg.predict_p(new, fx[:, None] + t[:, 0, 0]), wanted.T)
+
+
 def test_memory_that_holds_no_jacobians_gives_the_same():
     X, y, new = points()
     torch.manual_seed(0)
@@ -117,6 +143,40 @@ def test_a_perceptron_of_scikit_learns():
     assert found.p_distance.max() < 0.25
 
 
+def test_a_net_of_skorchs():
+    """A linear net at the minimum of the mean of r² + (w/2)|θ|² is a ridge regression with Λ = n·w/2."""
+    skorch = pytest.importorskip("skorch")
+    X, y, new = points()
+    ones = [np.hstack([part, np.ones((len(part), 1))]).astype(np.float32) for part in (X, new)]
+    net = skorch.NeuralNetRegressor(
+        torch.nn.Linear(4, 1, bias=False), optimizer=torch.optim.SGD, optimizer__weight_decay=0.5, lr=0.3, max_epochs=80,
+        batch_size=-1, verbose=0,
+    )  # fmt: skip
+    exact = FullConformalRegressor(Ridge(40 * 0.25, fit_intercept=False)).fit(ones[0], y)
+    for given in (net, net.set_params(train_split=None).fit(ones[0], y.astype(np.float32)[:, None])):
+        options = {"prefit": True} if hasattr(given, "module_") else {"method": "influence"}
+        reg = FullConformalRegressor(given, **options).fit(ones[0], y)
+        assert reg.method_ == "influence"
+        np.testing.assert_allclose(reg.predict_interval(ones[1]), exact.predict_interval(ones[1]), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"early_stopping": True}, "keeps data from training"), ({"loss": "poisson"}, "is not the squared loss")],
+)
+def test_objectives_that_are_not_squared_errors(options, message):
+    X, y, _ = points()
+    with pytest.raises(ValueError, match=message):
+        FullConformalRegressor(MLPRegressor(**options), method="influence").fit(X, y)
+
+
+def test_a_net_of_skorchs_with_another_loss():
+    skorch = pytest.importorskip("skorch")
+    net = skorch.NeuralNetRegressor(mlp(3, (4,), 1), criterion=torch.nn.L1Loss, verbose=0)
+    with pytest.raises(ValueError, match="criterion is L1Loss; use MSELoss"):
+        FullConformalRegressor(net, method="influence").fit(points()[0], points()[1])
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [(mlp(3, (4,), 2), r"shape \(batch, 1\), but returned \(2, 2\)"), (mlp(5, (4,), 1), "does not take X of shape")],
@@ -129,7 +189,7 @@ def test_modules_that_do_not_fit(module, message):
 
 def test_methods_that_do_not_go_with_the_model():
     X, y, new = points()
-    with pytest.raises(ValueError, match="method='influence' is for torch modules and MLPRegressor"):
+    with pytest.raises(ValueError, match="method='influence' is for torch modules, skorch nets and MLPRegressor"):
         FullConformalRegressor(Ridge(), method="influence").fit(X, y)
     with pytest.raises(ValueError, match="prefit=True needs a trained network"):
         FullConformalRegressor(Ridge(), prefit=True).fit(X, y)

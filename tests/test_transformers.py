@@ -33,10 +33,10 @@ from sklearn.preprocessing import (
 )
 
 from fullconformal import ConformalWarning, FullConformalClassifier, compare, load
-from fullconformal.models import KernelDensityClassifier
+from fullconformal.models import KernelDensityClassifier, RoundedImputer
 from fullconformal.models.objects import dense, joined, take
 from fullconformal.models.transformers import Transformers, is_fixed, needs_labels
-from fullconformal.models.updates import quantile
+from fullconformal.models.updates import keys, quantile
 from fullconformal.runtime.tasks import progress_bar
 
 N, M = 40, 6
@@ -66,9 +66,9 @@ def tables(seed=0):
     return table, y, more
 
 
-def encoder(strategy="median", **options):
+def encoder(strategy="median", imputer=RoundedImputer, **options):
     """What the command line makes of a table."""
-    gaps = make_pipeline(SimpleImputer(strategy=strategy, add_indicator=True), StandardScaler())
+    gaps = make_pipeline(imputer(strategy=strategy, add_indicator=True), StandardScaler())
     words = OneHotEncoder(handle_unknown="infrequent_if_exist", sparse_output=False, **options)
     return make_column_transformer((gaps, list("abcd")), (words, ["word", "kind"]))
 
@@ -119,11 +119,21 @@ def test_p_values_are_those_of_a_pipeline_fitted_to_all_points(step, model):
     assert clf.guarantee_.is_exact
 
 
-@pytest.mark.parametrize("options", [{}, {"min_frequency": 4}, {"max_categories": 3}, {"min_frequency": 0.1}], ids=str)
-@pytest.mark.parametrize("strategy", ["median", "mean"])
-def test_tables_with_gaps_and_words(options, strategy):
+@pytest.mark.parametrize(
+    "strategy, imputer, options",
+    [
+        *(
+            ("median", RoundedImputer, o)
+            for o in ({}, {"min_frequency": 4}, {"max_categories": 3}, {"min_frequency": 0.1})
+        ),
+        ("median", SimpleImputer, {"max_categories": 3}),
+        ("mean", SimpleImputer, {}),
+        ("mean", RoundedImputer, {"min_frequency": 0.1}),
+    ],
+)
+def test_tables_with_gaps_and_words(strategy, imputer, options):
     X, y, new = tables()
-    pipe = make_pipeline(encoder(strategy, **options), LR)
+    pipe = make_pipeline(encoder(strategy, imputer, **options), LR)
     clf = FullConformalClassifier(pipe).fit(X, y)
     assert np.abs(clf.predict_p(new) - oracle(pipe, X, y, new)).max() < 1e-12
     assert clf._fitted.transformers.known and not clf._fitted.transformers.slow
@@ -209,6 +219,41 @@ def test_quantiles_with_one_more_value():
         expected = [np.nanquantile(np.vstack([X, x]), q, axis=0) for x in new]
         # Two roundings of an interpolation between numbers below 16.
         assert np.abs(quantile(X, new, q) - expected).max() < 16 * 4 * np.finfo(float).eps
+
+
+@pytest.mark.parametrize("strategy", ["median", "mean"])
+def test_rounded_imputers_seldom_change(strategy):
+    """What is filled in lies within a sixteenth of the quartiles' distance, and no object changes it; without rounding each does."""
+    rng = np.random.default_rng(0)
+    X, new = rng.normal(size=(2000, 4)) * [1, 2, 3, 0] + [0, 50, -3, 7], rng.normal(size=(100, 4))
+    X[rng.random(X.shape) < 0.1] = np.nan
+    X[:1900, 2] = -3.0
+    plain, rounded = (kind(strategy=strategy).fit(X) for kind in (SimpleImputer, RoundedImputer))
+    apart = np.diff(np.nanquantile(X, [0.25, 0.75], axis=0), axis=0)[0]
+    assert (np.abs(rounded.statistics_ - plain.statistics_) <= apart / 16).all()
+    assert set(keys(rounded, X[:, :2], new[:, :2])) == {()} and () not in keys(plain, X[:, :2], new[:, :2])
+    for x, key in zip(new[:10], keys(rounded, X, new[:10]), strict=True):
+        with_it = clone(rounded).fit(np.vstack([X, x])).statistics_
+        # Where half the values are one nothing is rounded but sums.
+        same = np.abs(with_it - rounded.statistics_) < 1e-12
+        assert same.all() == (key == ())
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_categories": 4}, {"max_categories": 4, "min_frequency": 3}, {"max_categories": 1}]
+)
+def test_an_encoder_changes_with_an_object_where_its_rare_levels_do(options):
+    """Levels as frequent as each other, missing ones among them: scikit-learn's own list decides."""
+    rng = np.random.default_rng(0)
+    levels = np.array([None, np.nan, *"abcdef"], dtype=object)
+    X, new = levels[rng.integers(0, 8, (30, 1))], levels[:, None]
+    encoder = OneHotEncoder(handle_unknown="infrequent_if_exist", **options)
+    before, found = encoder.fit(X).infrequent_categories_[0], []
+    for x in new:
+        after = clone(encoder).fit(np.vstack([X, x])).infrequent_categories_[0]
+        found.append(repr(list(after)) == repr(list(before)))
+    assert [key == () for key in keys(encoder, X, new)] == found
+    assert len(set(found)) == 2 or options["max_categories"] == 1
 
 
 @pytest.mark.parametrize("step", SCALERS, ids=lambda step: type(step).__name__)
@@ -383,8 +428,24 @@ def test_nobody_waits_in_silence(capsys):
         progress.began -= 90
         progress(1, 4)
     assert capsys.readouterr().err == "p-values: about 6 minutes\n"
+    with progress_bar("p-values", None) as progress:
+        # Half of it in the first word: between 12 seconds and 24.
+        progress.began -= 12
+        progress(1, 2)
+    assert capsys.readouterr().err == "p-values: about 24 seconds\n"
     with progress_bar("p-values", 0) as progress:
         assert progress is None
+
+
+def test_objects_that_share_a_fit_come_first_and_count_for_less():
+    """Two in three rows leave the imputer as it is; each of the others has a fit of its own, which counts as ten objects."""
+    X, y, new = tables()
+    new = pd.concat([new.iloc[[0]]] * 6 + [new.iloc[[1, 2, 5]]], ignore_index=True)
+    clf = FullConformalClassifier(make_pipeline(encoder(), LR)).fit(X, y)
+    asked = list(clf._fitted._asked(new, scaled=True))
+    sizes, shares = [len(one.rows) for one in asked], np.array([one.share for one in asked])
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] >= 6 and sum(sizes) == 9
+    np.testing.assert_allclose(shares, (np.array(sizes) + 10) / (9 + 10 * len(sizes)))
 
 
 def test_the_guarantee_is_shown():

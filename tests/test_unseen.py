@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import (
     BaggingRegressor,
@@ -43,22 +43,22 @@ def table(n=40, m=5, d=3, seed=0):
     return X, X.sum(axis=1) + np.sin(3 * X[:, 0]) + 0.3 * rng.normal(size=n), new
 
 
-def check_p(reg, residual, centres, new, rng, weights=None, groups=None):
+def check_p(reg, residual, centres, new, rng, weights=None, categories=None):
     """p(y), intervals and distributions are counts of |residual| ≥ |y − centre|, object by object."""
     options, n = {}, len(residual)
     w, own = np.ones(n), np.ones(len(new))
     if weights is not None:
         (w, own), options["weights"] = weights, weights
     same = np.ones((len(new), n), dtype=bool)
-    if groups is not None:
-        same, options["groups"] = groups[1][:, None] == groups[0], groups[1]
+    if categories is not None:
+        same = categories[1][:, None] == categories[0]
     values = centres[:, None] + 2 * rng.normal(size=(len(new), 7))
     p = reg.predict_p(new, values, **options)
     for k, row in enumerate(values):
         for y, found in zip(row, p[k], strict=True):
             count = w[same[k] & (np.abs(residual) >= abs(y - centres[k]))].sum()
             assert found == pytest.approx((count + own[k]) / (w[same[k]].sum() + own[k])), (k, y)
-    if not options:
+    if not options and categories is None:
         reach = np.sort(np.abs(residual))[::-1][int(np.floor(0.2 * (n + 1) + 1e-9)) - 1]
         expected = np.stack([centres - reach, centres + reach], axis=1)
         np.testing.assert_allclose(reg.predict_interval(new, 0.8), expected, rtol=1e-9, atol=1e-9 * reach)
@@ -98,17 +98,18 @@ def test_folds_are_those_of_the_literal_loop(model, repeats):
     assert reg.display_name == "full CP (folds)"
 
 
-def test_mondrian_groups_and_clusters():
+def test_categories_and_groups():
     X, y, new = table(60)
-    of, of_new = np.arange(60) % 2, np.arange(5) % 2
-    reg = FullConformalRegressor(PRECISE, method="folds", folds=4, random_state=0).fit(X, y, groups=of)
-    check_p(reg, *literal_folds(reg, PRECISE, X, y, new), new, np.random.default_rng(0), groups=(of, of_new))
+    X[:, 2], new[:, 2] = np.arange(60) % 2, np.arange(5) % 2
+    reg = FullConformalRegressor(PRECISE, method="folds", folds=4, categories=2, random_state=0).fit(X, y)
+    of = X[:, 2], new[:, 2]
+    check_p(reg, *literal_folds(reg, PRECISE, X, y, new), new, np.random.default_rng(0), categories=of)
     rows = np.repeat(np.arange(20), 3)
-    reg = FullConformalRegressor(SVR(), method="folds", folds=4, random_state=0).fit(X, y, clusters=rows)
+    reg = FullConformalRegressor(SVR(), method="folds", folds=4, random_state=0).fit(X, y, groups=rows)
     fold = reg._fitted.trained.fold[0].reshape(20, 3)
     assert (fold == fold[:, :1]).all() and "groups have one fold each" in reg.guarantee_.reason
-    with pytest.raises(ValueError, match="clusters go with method='folds'"):
-        FullConformalRegressor(Ridge()).fit(X, y, clusters=rows)
+    with pytest.raises(ValueError, match="groups go with method='folds'"):
+        FullConformalRegressor(Ridge()).fit(X, y, groups=rows)
 
 
 def test_values_that_are_transformed_are_scored_as_the_model_sees_them():
@@ -127,7 +128,7 @@ def test_values_that_are_transformed_are_scored_as_the_model_sees_them():
 def test_an_object_has_the_same_interval_in_any_batch_and_order():
     X, y, new = table()
     order = np.random.default_rng(0).permutation(40)
-    for model in (PRECISE, RandomForestRegressor(20)):
+    for model in (PRECISE, RandomForestRegressor(8)):
         reg = FullConformalRegressor(model, random_state=0).fit(X, y)
         together = reg.predict_interval(new)
         np.testing.assert_array_equal(together, np.concatenate([reg.predict_interval(x[None]) for x in new]))
@@ -184,11 +185,11 @@ def test_an_audit_trains_the_other_models_with_the_candidate():
 # Out-of-bag points ------------------------------------------------------------------------------------------------------
 
 FORESTS = {
-    "random forest": RandomForestRegressor(12),
-    "half the points": RandomForestRegressor(12, max_samples=0.5, max_depth=2),
-    "extra trees": ExtraTreesRegressor(12, bootstrap=True),
-    "bagged lines": BaggingRegressor(LinearRegression(), n_estimators=12, max_features=0.7),
-    "one tree": RandomForestRegressor(1),
+    "random forest": RandomForestRegressor(5),
+    "half the points": RandomForestRegressor(7, max_samples=0.5, max_depth=2),
+    "extra trees": ExtraTreesRegressor(5, bootstrap=True),
+    "bagged lines": BaggingRegressor(LinearRegression(), n_estimators=5, max_features=0.7),
+    "three trees": RandomForestRegressor(1),
 }
 
 
@@ -223,7 +224,7 @@ def test_out_of_bag_residuals_are_those_of_the_literal_loop(name):
 def test_few_trees_are_told_of():
     X, y, _ = table()
     with pytest.warns(ConformalWarning, match=r"3 trees leave about 1 .* none to score 26%"):
-        FullConformalRegressor(RandomForestRegressor(3), random_state=0).fit(X, y)
+        FullConformalRegressor(RandomForestRegressor(1), random_state=0).fit(X, y)
 
 
 # Refits -----------------------------------------------------------------------------------------------------------------
@@ -238,6 +239,9 @@ def test_refits_find_what_is_known_without_them(scheme, tmp_path):
     reg = FullConformalRegressor(Ridge(1.0), method=method, scheme=scheme, checkpoint=tmp_path).fit(X, y)
     values = np.random.default_rng(0).normal(size=(2, 6))
     np.testing.assert_array_equal(reg.predict_p(new, values), known.predict_p(new, values))
+    # Beyond all numbers p-values are limits.
+    ends = np.array([[-np.inf, np.inf, 0.3]] * 2)
+    np.testing.assert_array_equal(reg.predict_p(new, ends), known.predict_p(new, ends))
     found, expected = (r.predict_interval(new, [0.3, 0.7, 0.9]) for r in (reg, known))
     outwards = (expected - found) * np.array([1.0, -1.0])[:, None]
     assert (outwards >= 0).all() and (outwards <= 1e-3 * np.ptp(y)).all()
@@ -251,6 +255,24 @@ def test_refits_find_what_is_known_without_them(scheme, tmp_path):
     again = FullConformalRegressor(Ridge(1.0), method=method, scheme=scheme, checkpoint=tmp_path).fit(X, y)
     with mock.patch.object(Refits, "scores", side_effect=AssertionError):
         np.testing.assert_array_equal(again.predict_interval(new, [0.3, 0.7, 0.9]), found)
+
+
+def test_values_that_nothing_contradicts_are_in_the_set_however_large():
+    """A learner that follows the point with the largest |y|: a candidate far out has a residual of 0, and others have not."""
+
+    class Follows(RegressorMixin, BaseEstimator):
+        def fit(self, X, y):
+            self.at_, self.value_ = X[np.abs(y).argmax()], y[np.abs(y).argmax()]
+            return self
+
+        def predict(self, X):
+            return np.where((self.at_ == X).all(axis=1), self.value_, 0.0)
+
+    X, y, new = table(12, 1)
+    reg = FullConformalRegressor(Follows(), method=RefitRegression(grid=3), scheme="ordinary").fit(X, y)
+    for ends in ([[-np.inf, np.inf]], [[-np.inf, -1e9, 1e9, np.inf]]):
+        assert (reg.predict_p(new, ends) == 1).all()
+    assert reg.predict_p(new, [2.0]) < 0.5 and reg.predict_interval(new, 0.8).tolist() == [[-np.inf, np.inf]]
 
 
 def test_exact_scores_of_a_learner_that_selects_columns():
@@ -282,8 +304,8 @@ def net():
         (Ridge(), {}, "exact", "linear in the candidate's value"),
         (Ridge(), {"method": "folds"}, "folds", "without each of 10 folds"),
         (None, {"method": "folds"}, "folds", "built-in"),
-        (RandomForestRegressor(20), {}, "oob", "have not drawn"),
-        (RandomForestRegressor(20), {"method": "folds"}, "folds", ""),
+        (RandomForestRegressor(8), {}, "oob", "have not drawn"),
+        (RandomForestRegressor(8), {"method": "folds"}, "folds", ""),
         (ExtraTreesRegressor(5), {}, "folds", ""),
         (GradientBoostingRegressor(n_estimators=3), {}, "folds", ""),
         (net(), {}, "folds", "no point is scored by a model that has seen it"),
@@ -317,7 +339,7 @@ def test_which_method_a_regressor_gets_and_why(model, options, method, reason):
         ({"estimator": SVR(), "folds": 50}, ValueError, "folds=50 exceeds the 40 points"),
         ({"estimator": SVR(), "repeats": 0}, ValueError, "repeats=0"),
         ({"estimator": SVR(), "n_jobs": 0}, ValueError, "n_jobs=0"),
-        ({"estimator": SVR(), "method": "influence"}, ValueError, "for torch modules and MLPRegressor"),
+        ({"estimator": SVR(), "method": "influence"}, ValueError, "for torch modules, skorch nets and MLPRegressor"),
         ({"estimator": SVR(), "method": "oob"}, ValueError, "estimator=SVR is none; give a random forest"),
         ({"estimator": ExtraTreesRegressor(), "method": "oob"}, ValueError, "set bootstrap=True"),
         ({"estimator": RandomForestRegressor(), "prefit": True}, ValueError, "needs a trained network"),
@@ -338,9 +360,9 @@ def test_what_does_not_go_together_is_said(options, error, message):
     "model",
     [
         make_pipeline(StandardScaler(), Ridge(positive=True)),
-        RandomForestRegressor(20),
-        make_pipeline(StandardScaler(), ExtraTreesRegressor(20, bootstrap=True)),
-        BaggingRegressor(DecisionTreeRegressor(max_depth=3), n_estimators=20),
+        RandomForestRegressor(8),
+        make_pipeline(StandardScaler(), ExtraTreesRegressor(8, bootstrap=True)),
+        BaggingRegressor(DecisionTreeRegressor(max_depth=3), n_estimators=8),
         HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=3),
         HistGradientBoostingRegressor(loss="quantile", quantile=0.5, max_iter=5, min_samples_leaf=3),
         mlp(3, (4,), 1),

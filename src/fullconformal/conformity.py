@@ -193,8 +193,11 @@ SCORES: dict[str, type[ConformityScore]] = {"loss": LogLoss, "lac": LAC, "margin
 
 
 def ranks(proba: FloatArray) -> tuple[IntArray, IntArray]:
-    """Labels in the order of falling probability, and the rank of every label, from 0, (m, C) each."""
-    order = np.argsort(-proba, axis=1, kind="stable")
+    """Labels in the order of falling probability, and the rank of every label, from 0, (m, C) each.
+
+    Probabilities that differ in their last digits only are equal: another batch may round them the other way.
+    """
+    order = np.argsort(-np.round(proba, 12), axis=1, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(proba.shape[1])[None], axis=1)
     return order, rank

@@ -1,8 +1,8 @@
 """The p-value of every number as a candidate, a step function of it; and intervals, unions of intervals and distributions from it.
 
-A training point is no stranger than the candidate (x, y) for y in some closed intervals: its pieces. The p-value of y is the weight of the
-pieces that hold y, and of the candidate itself, as a share of all. Pieces are (lower, upper) with −inf and inf for rays; one that holds no
-number has both at inf.
+A training point is at least as strange as the candidate (x, y) for y in some closed intervals: its pieces. The p-value of y is the weight
+of the pieces that hold y, and of the candidate itself, as a share of all. Pieces are (lower, upper) with −inf and inf for rays; one that
+holds no number has both at inf.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ def rank_weights(
     (array([[0.5]]), array([[2.]]))
     """
     order = np.argsort(alpha)
-    weight = np.ones((len(alpha), tau.shape[1])) if weight is None else weight[order]
+    weight = np.ones((len(alpha), 1)) if weight is None else weight[order]
     # below[i] is the weight of the i smallest scores.
-    below, labels = np.vstack([np.zeros(tau.shape[1]), np.cumsum(weight, axis=0)]), np.arange(tau.shape[1])
+    below, labels = np.vstack([np.zeros(weight.shape[1]), np.cumsum(weight, axis=0)]), np.arange(weight.shape[1])
     low = below[np.searchsorted(alpha, tau - tolerance, "left", sorter=order), labels]
     high = below[np.searchsorted(alpha, tau + tolerance, "right", sorter=order), labels]
     return below[-1] - high, high - low

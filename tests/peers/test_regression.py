@@ -104,21 +104,22 @@ def test_intervals_of_cv_plus_and_jackknife_plus_are_those_of_mapie(mapie, parts
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("mondrian", [False, True])
 def test_split_intervals_are_those_of_crepes(parts, normalised, mondrian):
-    """Absolute and normalised residuals, all together or by groups (its bins). crepes takes the residual of rank ⌊ε(n + 1)⌋ from above."""
+    """Absolute and normalised residuals, all together or by category (bins). crepes takes the residual of rank ⌊ε(n + 1)⌋ from above."""
     crepes = pytest.importorskip("crepes")
     (X, y), (X_cal, y_cal), (objects, _) = parts
     model = LinearRegression().fit(X, y)
     spread = KNeighborsRegressor(25).fit(X, np.abs(y - model.predict(X)))
     theirs = crepes.ConformalRegressor()
-    bins, own_bins = (np.where(part[:, 0] > 0, "up", "down") for part in (X_cal, objects))
+    rule = lambda X: np.where(X[:, 0] > 0, "up", "down")  # noqa: E731
+    bins, own_bins = rule(X_cal), rule(objects)
     sigmas = {"sigmas": spread.predict(X_cal)} if normalised else {}
     own_sigmas = {"sigmas": spread.predict(objects)} if normalised else {}
     theirs.fit(y_cal - model.predict(X_cal), **sigmas, **({"bins": bins} if mondrian else {}))
     options = {"conformity_score": "normalized", "difficulty": spread, "beta": 0.0} if normalised else {}
-    ours = SplitConformalRegressor(model, prefit=True, **options)
-    ours.fit(X_cal, y_cal, groups=bins if mondrian else None)
+    ours = SplitConformalRegressor(model, prefit=True, categories=rule if mondrian else None, **options)
+    ours.fit(X_cal, y_cal)
     for level in (0.513, 0.807, 0.893):
         expected = theirs.predict_int(
             model.predict(objects), confidence=level, **own_sigmas, **({"bins": own_bins} if mondrian else {})
         )
-        close(ours.predict_interval(objects, level, **({"groups": own_bins} if mondrian else {})), expected)
+        close(ours.predict_interval(objects, level), expected)

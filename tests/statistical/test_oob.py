@@ -14,10 +14,11 @@ from fullconformal import FullConformalClassifier
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
 LEVELS = np.array([0.05, 0.1, 0.2])
 MEANS = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 0.8]])
+# Each grows 25 trees, of which as many score a point as are asked for.
 FORESTS = {
-    "random forest": RandomForestClassifier(25),
-    "extra trees, half the points": ExtraTreesClassifier(25, bootstrap=True, max_samples=0.5),
-    "bagged shallow trees": BaggingClassifier(DecisionTreeClassifier(max_depth=3), n_estimators=25),
+    "random forest": RandomForestClassifier(9),
+    "extra trees, half the points": ExtraTreesClassifier(15, bootstrap=True, max_samples=0.5),
+    "bagged shallow trees": BaggingClassifier(DecisionTreeClassifier(max_depth=3), n_estimators=9),
 }
 
 

@@ -48,6 +48,7 @@ WORST = {
     "identifiers": (
         make_pipeline(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()), identifiers, 59, 1, 150, {"scheme": "ordinary"},
     ),
+    "most of the variance": (make_pipeline(PCA(0.95), LogisticRegression()), normal, 60, 30, 60, {"scheme": "ordinary"}),
 }  # fmt: skip
 
 

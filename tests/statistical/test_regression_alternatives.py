@@ -96,24 +96,24 @@ def test_cv_plus_keeps_its_promise():
         assert count <= band(2 * epsilon, 400)[1]
 
 
-def test_the_promise_holds_in_each_group():
-    """Two groups of unlike noise: without groups the noisy one is missed more often than ε, with groups it is not."""
+def test_the_promise_holds_in_each_category():
+    """Two categories of unlike noise: without them the noisy one is missed more often than ε, with them it is not."""
     X, y = draw(np.random.default_rng(99), 60, 3, "gaussian")
-    model = Ridge().fit(X, y)
-    missed = {True: 0, False: 0}
+    model = Ridge().fit(np.column_stack([X, np.zeros(60)]), y)
+    missed = {None: 0, -1: 0}
     trials = 600
     for seed in range(trials):
         rng = np.random.default_rng(seed)
         X, y = draw(rng, 61, 3, "gaussian")
-        groups = np.arange(61) % 2
-        # The object is of the noisy group.
-        y = y + (groups == 0) * rng.normal(size=61) * 4
-        for grouped in missed:
-            reg = SplitConformalRegressor(model, prefit=True)
-            reg.fit(X[:60], y[:60], groups=groups[:60] if grouped else None)
-            ends = reg.predict_interval(X[60:], 0.8, **({"groups": groups[60:]} if grouped else {}))[0]
-            missed[grouped] += not ends[0] <= y[60] <= ends[1]
-    # 30 of the 60 calibration points are of the group.
+        kind = np.arange(61) % 2
+        X = np.column_stack([X, kind])
+        # The object is of the noisy category.
+        y = y + (kind == 0) * rng.normal(size=61) * 4
+        for categories in missed:
+            reg = SplitConformalRegressor(model, prefit=True, categories=categories).fit(X[:60], y[:60])
+            ends = reg.predict_interval(X[60:], 0.8)[0]
+            missed[categories] += not ends[0] <= y[60] <= ends[1]
+    # 30 of the 60 calibration points are of the category.
     low, high = band(np.floor(0.2 * 31) / 31, trials)
-    assert low <= missed[True] <= high
-    assert missed[False] > band(0.2, trials)[1]
+    assert low <= missed[-1] <= high
+    assert missed[None] > band(0.2, trials)[1]

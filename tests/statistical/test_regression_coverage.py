@@ -12,8 +12,10 @@ from scipy.stats import binom
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.decomposition import PCA
 from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.linear_model import Lasso, LinearRegression, Ridge, RidgeCV
+from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, Ridge, RidgeCV
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 
@@ -69,7 +71,9 @@ MODELS = {
     "least squares": (LinearRegression(), SIZES),
     "chosen penalty": (RidgeCV(alphas=(0.1, 1.0, 10.0)), SIZES),
     "kernel ridge": (KernelRidge(alpha=1.0, kernel="rbf", gamma=0.1), SIZES),
-    "lasso": (Lasso(alpha=0.2), [(30, 5, 300), (40, 60, 90)]),
+    "Gaussian process": (GaussianProcessRegressor(RBF(3.0) + WhiteKernel(0.5), optimizer=None), SIZES),
+    "lasso": (Lasso(alpha=0.2), SIZES),
+    "elastic net": (ElasticNet(alpha=0.3, l1_ratio=0.5), SIZES),
     "k-NN": (KNeighborsRegressor(3), SIZES),
 }
 
@@ -84,21 +88,20 @@ def test_other_models(name, kind):
         check(lambda: FullConformalRegressor(model), n, d, trials // 3, kind, ties)
 
 
-def test_groups_are_covered_one_by_one():
-    """The noise of one group is ten times that of the other: each has its own rate."""
+def test_categories_are_covered_one_by_one():
+    """The noise of one category is ten times that of the other: each has its own rate."""
     trials, n = 600, 60
     p = np.empty((trials, 2))
     for trial in range(trials):
         rng = np.random.default_rng([8, trial])
-        X = rng.normal(size=(n + 2, 3))
-        groups = np.arange(n + 2) % 2
-        y = X.sum(axis=1) + rng.normal(size=n + 2) * np.where(groups, 10.0, 1.0)
-        reg = FullConformalRegressor(Ridge(1.0)).fit(X[:n], y[:n], groups=groups[:n])
-        p[trial] = reg.predict_p(X[n:], y[n:], groups=groups[n:])
-    for group in (0, 1):
+        kind = np.arange(n + 2) % 2
+        X = np.column_stack([rng.normal(size=(n + 2, 3)), kind])
+        y = X[:, :3].sum(axis=1) + rng.normal(size=n + 2) * np.where(kind, 10.0, 1.0)
+        p[trial] = FullConformalRegressor(Ridge(1.0), categories=3).fit(X[:n], y[:n]).predict_p(X[n:], y[n:])
+    for category in (0, 1):
         for epsilon in (0.1, 0.2):
             low, high = binom.interval(0.999, trials, np.floor(epsilon * 31 + 1e-9) / 31)
-            assert low <= (p[:, group] <= epsilon + 1e-12).sum() <= high
+            assert low <= (p[:, category] <= epsilon + 1e-12).sum() <= high
 
 
 class Line(RegressorMixin, BaseEstimator):
@@ -129,7 +132,7 @@ def test_honest_candidates_of_folds_are_exact():
 
 UNSEEN = {
     "boosting by folds": lambda: GradientBoostingRegressor(n_estimators=8, max_depth=2),
-    "forest, out-of-bag": lambda: RandomForestRegressor(40),
+    "forest, out-of-bag": lambda: RandomForestRegressor(15),
 }
 
 

@@ -27,6 +27,9 @@ sep_option = click.option(
     "--sep", default=None, metavar="MARK",
     help="What separates the columns of a text file, such as ';'; by default a comma, a tab for .tsv.",
 )  # fmt: skip
+decimal_option = click.option(
+    "--decimal", default=".", metavar="MARK", help="The decimal mark of numbers in a text file, '.' or ','; predictors remember it.",
+)  # fmt: skip
 absent_option = click.option(
     "--missing", multiple=True, metavar="TEXT",
     help="A text that stands for a missing value, such as '-' or unknown; can be repeated.",

@@ -100,7 +100,8 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
         "from": facts.get("source"),
     }
     for name, value in rows.items():
-        if value:
+        # A decimal point goes without saying.
+        if value and (name, value) != ("decimal", "."):
             printer.say(f"  {name:<18}{listed(value, most=12, show=str) if isinstance(value, list) else value}")
     if "diagnostics" in facts:
         printer.say("\n" + facts["diagnostics"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Schema:
     dates: list[str] = field(default_factory=list)
     # What stands for a missing value, besides empty cells and the like.
     missing: list[str] = field(default_factory=list)
+    # The mark in numbers of text files.
+    decimal: str = "."
 
     @property
     def columns(self) -> list[str]:
@@ -61,6 +64,7 @@ class Schema:
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
         missing: Sequence[str] = (),
+        decimal: str = ".",
     ) -> Schema:
         """The schema of a training table, or a `TableError` that names the columns that cannot be used."""
         for option, names in (("--target", [target]), ("--drop", drop), ("--categorical", categorical)):
@@ -93,14 +97,18 @@ class Schema:
             raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
             raise TableError(f"there is no column to predict from besides the target {target!r}.")
-        return cls(target, numbers, categories, left_out, dates, list(missing))
+        return cls(target, numbers, categories, left_out, dates, list(missing), decimal)
 
     @classmethod
     def of_json(cls, values: Any) -> Schema:
         """A schema from its JSON."""
         if isinstance(values, dict) and set(values) == set(cls.__dataclass_fields__):
-            lists = [value for name, value in values.items() if name != "target"]
-            names = [values["target"], *(name for value in lists if isinstance(value, list) for name in value)]
+            lists = [value for name, value in values.items() if name not in ("target", "decimal")]
+            names = [
+                values["target"],
+                values["decimal"],
+                *(name for value in lists if isinstance(value, list) for name in value),
+            ]
             if all(isinstance(value, list) for value in lists) and all(isinstance(name, str) for name in names):
                 return cls(**values)
         raise TableError("the description of the table's columns is missing or invalid.")
@@ -155,11 +163,12 @@ def encoder(schema: Schema) -> Any:
     """Standardise numbers, fill in and mark missing ones; give each frequent category a column, missing values too."""
     # Here, so that --help and errors in the table do not wait for scikit-learn.
     from sklearn.compose import ColumnTransformer
-    from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+    from fullconformal.models import RoundedImputer
+
+    numbers = make_pipeline(RoundedImputer(strategy="median", add_indicator=True), StandardScaler())
     categories = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=MAX_CATEGORIES, sparse_output=False)
     parts = [("numbers", numbers, schema.numbers), ("categories", categories, schema.categories)]
     return ColumnTransformer([part for part in parts if part[2]])
@@ -251,8 +260,13 @@ def remedy(words: Sequence[str]) -> str:
     absent = [word for word in words if not any(letter.isdigit() for letter in word)]
     options = " ".join(f"--missing {shlex.quote(word)}" for word in absent[:3])
     told = f"{options} reads {'it' if len(absent) == 1 else 'them'} as missing" if options else ""
-    plain = "write plain numbers there" if len(absent) < len(words) else ""
-    return f"{few}: {' and '.join(filter(None, [told, plain]))} if it is a quantity"
+    commas = [word for word in words if re.fullmatch(r"[+-]?\d+,\d+", word)]
+    # Three digits behind each comma are as well thousands.
+    if len(commas) + len(absent) == len(words) and any(len(word) - word.index(",") != 4 for word in commas):
+        plain = "--decimal , reads decimal commas"
+    else:
+        plain = "write plain numbers there" if len(absent) < len(words) else ""
+    return f"{few}: {', '.join(filter(None, [told, plain]))} if it is a quantity"
 
 
 def is_number(column: pd.Series) -> bool:

@@ -92,11 +92,11 @@ def is_tabbed(path: Path) -> bool:
 
 
 def read_table(
-    path: Path | str, text: Sequence[str] = (), sep: str | None = None, missing: Sequence[str] = ()
+    path: Path | str, text: Sequence[str] = (), sep: str | None = None, missing: Sequence[str] = (), decimal: str = "."
 ) -> pd.DataFrame:
     """The rows of a Parquet, Excel or text file (which may be compressed: .gz, .zip, ...).
 
-    Columns in `text` are read as text; the words of `missing` are missing values.
+    Columns in `text` are read as text; the words of `missing` are missing values. Spaces around names of columns are left out.
     """
     path = Path(path)
     if path.is_dir():
@@ -106,6 +106,10 @@ def read_table(
     mark = "\t" if sep == "\\t" or (sep is None and is_tabbed(path)) else sep or ","
     if len(mark) != 1:
         raise TableError(f"--sep {sep!r} is not one character; give one, such as ';'.")
+    if decimal not in (".", ",") or (decimal == mark and not (is_parquet(path) or is_sheet(path))):
+        raise TableError(
+            f"--decimal {decimal!r} does not go with --sep {mark!r}; it is '.' or ',', another mark than separates columns."
+        )
     dtypes, absent = dict.fromkeys(text, "str"), [*MISSING, *missing]
     try:
         if is_parquet(path):
@@ -113,8 +117,10 @@ def read_table(
         elif is_sheet(path):
             frame = pd.read_excel(path, engine="openpyxl", dtype=dtypes, na_values=absent, keep_default_na=False)
         else:
-            check_first_line(path, mark)
-            frame = pd.read_csv(path, sep=mark, dtype=dtypes, na_values=absent, keep_default_na=False, low_memory=False)
+            dtypes |= {name: "str" for name in check_first_line(path, mark) if name.strip() in dtypes}
+            frame = pd.read_csv(
+                path, sep=mark, dtype=dtypes, na_values=absent, keep_default_na=False, low_memory=False, decimal=decimal
+            )
     except FileNotFoundError as error:
         raise TableError(f"{path}: there is no such file.") from error
     except ImportError as error:
@@ -131,7 +137,7 @@ def read_table(
     except Exception as error:
         # Of many types: not text, an open quote, not a Parquet file, not a gzip file.
         raise TableError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
-    frame.columns = [str(name) for name in frame.columns]
+    frame.columns = [str(name).strip() for name in frame.columns]
     if any("\0" in name for name in frame.columns):
         raise TableError(f"{path} cannot be read as a table: it is not text.")
     if frame.empty:
@@ -144,11 +150,11 @@ def read_table(
     return frame
 
 
-def check_first_line(path: Path, sep: str) -> None:
-    """Raise if the first line of a text file has another separator than it should, or names a column twice."""
+def check_first_line(path: Path, sep: str) -> list[str]:
+    """The first line of a text file; an error if it has another separator than it should, or names a column twice."""
     # A pipe can be read only once.
     if not path.is_file():
-        return
+        return []
     line = pd.read_csv(path, sep=sep, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
     if any("\0" in name for name in line):
         raise TableError(f"{path} cannot be read as a table: it is not text.")
@@ -156,11 +162,13 @@ def check_first_line(path: Path, sep: str) -> None:
     if other and len(line) == 1:
         option = "'\\t'" if other == "\t" else shlex.quote(other)
         raise TableError(
-            f"{path} separates its columns by {other!r}; say so with --sep {option}, and use decimal points in numbers."
+            f"{path} separates its columns by {other!r}; say so with --sep {option}, and with --decimal , where numbers are written so."
         )
-    twice = line[line.duplicated() & (line != "")].unique().tolist()
+    names = line.str.strip()
+    twice = names[names.duplicated() & (names != "")].unique().tolist()
     if twice:
         raise TableError(f"{path} has more than one column named {listed(twice)}; give each its own name.")
+    return [str(name) for name in line]
 
 
 def check_format(path: Path, *endings: str) -> None:
@@ -215,6 +223,7 @@ class Asked:
     drop: tuple[str, ...]
     categorical: tuple[str, ...]
     sep: str | None
+    decimal: str
     missing: tuple[str, ...]
     drop_missing: bool
     seed: int
@@ -223,9 +232,9 @@ class Asked:
 def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tuple[Schema, pd.DataFrame, Any]:
     """Schema, objects, and labels or numbers of a training table, with notes on how its columns were read."""
     target = asked.target
-    frame = read_table(asked.table, asked.categorical, asked.sep, asked.missing)
+    frame = read_table(asked.table, asked.categorical, asked.sep, asked.missing, asked.decimal)
     frame = with_target(frame, target, "--target", asked.drop_missing, printer)
-    schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing)
+    schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing, asked.decimal)
     y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
         kind = "value" if quantity else "class"
@@ -291,7 +300,7 @@ def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = (), sep
     # A regressor has none.
     classes = getattr(clf, "classes_", None)
     target = [] if classes is None or classes.dtype.kind in "biuf" else [schema.target]
-    return read_table(path, [*schema.categories, *target, *text], sep, schema.missing)
+    return read_table(path, [*schema.categories, *target, *text], sep, schema.missing, schema.decimal)
 
 
 def marks(X: pd.DataFrame) -> npt.NDArray[np.uint32]:

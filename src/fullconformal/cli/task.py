@@ -14,7 +14,7 @@ def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
     # A pipe can be read only once.
     if task != "auto" or not asked.table.is_file():
         return task == "regression"
-    target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing)
+    target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing, asked.decimal)
     if target not in frame.columns:
         return False
     if words := [] if is_number(frame[target]) else stray_words(frame[target]):

@@ -32,6 +32,7 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @options.drop_option
 @options.categorical_option
 @options.sep_option
+@options.decimal_option
 @options.absent_option
 @options.missing_option
 @options.seed_option
@@ -39,8 +40,8 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @options.json_option
 def fit(
     table: Path, target: str, out: Path, task: str, model: str, method: str, confidence: float, class_conditional: bool,
-    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, missing: tuple[str, ...], drop_missing: bool, seed: int,
-    quiet: bool, as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, decimal: str, missing: tuple[str, ...], drop_missing: bool,
+    seed: int, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
     from fullconformal.cli import tables
@@ -51,7 +52,7 @@ def fit(
     tables.check_output(out, table)
     model = checked_model(model)
     printer = Printer(quiet, as_json)
-    asked = tables.Asked(table, target, drop, categorical, sep, missing, drop_missing, seed)
+    asked = tables.Asked(table, target, drop, categorical, sep, decimal, missing, drop_missing, seed)
     if is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
@@ -121,6 +122,7 @@ def fit(
 @options.drop_option
 @options.categorical_option
 @options.sep_option
+@options.decimal_option
 @options.absent_option
 @options.missing_option
 @options.seed_option
@@ -128,8 +130,8 @@ def fit(
 @options.json_option
 def compare(
     table: Path, target: str | None, out: Path | None, task: str, model: str, confidence: tuple[float, ...], test_size: float,
-    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, missing: tuple[str, ...], drop_missing: bool, seed: int,
-    quiet: bool, as_json: bool,
+    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, decimal: str, missing: tuple[str, ...], drop_missing: bool,
+    seed: int, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit full CP and other methods to one part of TABLE (CSV, TSV, Excel or Parquet), and measure their sets on the rest.
 
@@ -147,7 +149,7 @@ def compare(
     digits = str(table) == "digits" and not table.exists()
     if target is None and not digits:
         raise ValueError("name the column to predict: --target COLUMN")
-    asked = tables.Asked(table, target or "", drop, categorical, sep, missing, drop_missing, seed)
+    asked = tables.Asked(table, target or "", drop, categorical, sep, decimal, missing, drop_missing, seed)
     if not digits and is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
@@ -202,6 +204,7 @@ def compare_classifiers(
 def words_of(asked: Any) -> list[str]:
     """What was asked of a training table, as it is typed."""
     words = [str(asked.table), "--target", asked.target, *(["--sep", asked.sep] if asked.sep else [])]
+    words += [] if asked.decimal == "." else ["--decimal", asked.decimal]
     for option, names in (("--drop", asked.drop), ("--categorical", asked.categorical), ("--missing", asked.missing)):
         words += [word for name in names for word in (option, name)]
     return words + ["--drop-missing"] * asked.drop_missing
@@ -276,11 +279,10 @@ def method_options(model: str, method: str, estimator: Any, X: Any, y: Any) -> t
         if method != "auto":
             return {"method": method}, []
         inputs = estimator[0].transform(X[:1]).shape[1] + 1
-        seconds = symmetric_seconds(n, n, inputs, len(set(y.tolist())))
-        # At most ten minutes to predict a table as large as the training table.
-        if seconds <= 600:
+        # At most about ten minutes to predict a table as large as the training table.
+        if symmetric_seconds(n, n, inputs, len(set(y.tolist()))) <= 600:
             return {"method": "symmetric"}, ["its sets are exactly valid"]
-        slow = f"full CP (--method symmetric) would take about {seconds / 60:,.0f} minutes for a table of this size"
+        slow = "full CP (--method symmetric) would take many minutes for a table of this size"
         return {"method": "split"}, [f"its sets are exactly valid; {slow}"]
     if model in ("forest", "boosting"):
         return {"method": method}, []

@@ -74,6 +74,9 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     _sample: Any
     n_features_in_: int
     feature_names_in_: Array
+    categories: Any
+    #: those of the training points; None where all are compared with all
+    _categories: Categories | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -161,6 +164,20 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     def warn_unreachable(self, levels: npt.NDArray[np.float64]) -> None:
         """Warn of confidence levels at which sets hold everything, whatever the object; nothing to warn of by default."""
 
+    def _places(self, X: Any) -> npt.NDArray[np.int64] | None:
+        """The place of each object's category (m,) among those of training, X as it was given; None where there are no categories."""
+        kept = self._categories
+        if self.categories is not (None if kept is None else kept.rule) and self.categories != getattr(
+            kept, "rule", None
+        ):
+            raise ValueError(f"categories was changed to {self.categories!r} after fit; call fit again.")
+        return None if kept is None else kept.places(X, getattr(self, "feature_names_in_", None))
+
+    def verify_categories(self, n: int) -> int:
+        """The number of categories of n training points, one where there are none."""
+        require(self.categories == getattr(self._categories, "rule", None), "categories")
+        return 1 if self._categories is None else self._categories.verified(n)
+
     def _split(self) -> tuple[Any, Any]:
         """Transformers, None where there are none, and the model behind them."""
         return split_pipeline(self.estimator)
@@ -205,9 +222,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
 
     classes_: Array
     class_conditional: bool
-    categories: Any
-    #: those of the training points; None where all are compared with all
-    _categories: Categories | None = None
     #: places among classes_ of those that the models know; None where they know all
     _known: npt.NDArray[np.int64] | None = None
 
@@ -226,15 +240,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
             return self.classes_, place
         self._known = place
         return found, np.arange(len(found))
-
-    def _places(self, X: Any) -> npt.NDArray[np.int64] | None:
-        """The place of each object's category (m,) among those of training, X as it was given; None where there are no categories."""
-        kept = self._categories
-        if self.categories is not (None if kept is None else kept.rule) and self.categories != getattr(
-            kept, "rule", None
-        ):
-            raise ValueError(f"categories was changed to {self.categories!r} after fit; call fit again.")
-        return None if kept is None else kept.places(X, getattr(self, "feature_names_in_", None))
 
     def _widened(self, columns: Any, rest: Any) -> npt.NDArray[np.float64]:
         """Columns (m, C) of all classes, from those of the classes that the models know; `rest`, broadcast to (m, 1), of the others."""
@@ -413,11 +418,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         require(1 < len(known) < n_classes and bool((known[:-1] < known[1:]).all()), "classes")
         require(known[0] >= 0 and bool(known[-1] < n_classes), "classes")
         return len(known)
-
-    def verify_categories(self, n: int) -> int:
-        """The number of categories of n training points, one where there are none."""
-        require(self.categories == getattr(self._categories, "rule", None), "categories")
-        return 1 if self._categories is None else self._categories.verified(n)
 
     def verify_p(self) -> None:
         """Raise unless the classifier gives p-values of the objects it kept."""

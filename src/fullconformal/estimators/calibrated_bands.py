@@ -13,7 +13,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.bands import Band, FloatArray
-from fullconformal.intervals import Steps
+from fullconformal.intervals import Steps, needed
 from fullconformal.methods.base import Config
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import predictions
@@ -54,12 +54,15 @@ class RegressionFit:
     config: Config
     rng: np.random.RandomState
     verbose: int | None
+    weights: FloatArray | None = None
 
     def fit_to(self, train: IntArray, estimator: Any = None, y: FloatArray | None = None) -> Any:
         """The regressor, or another one, fitted to the points `train` and their values, or other values (n,)."""
-        y = self.y if y is None else y
         estimator = self.estimator if estimator is None else estimator
-        return fit_foreign(Ridge() if estimator is None else estimator, self.at(train), y[train], self.config.seed)
+        # Those of other values, as errors, have no weights.
+        weights = None if self.weights is None or y is not None else self.weights[train]
+        model, y = Ridge() if estimator is None else estimator, self.y if y is None else y
+        return fit_foreign(model, self.at(train), y[train], self.config.seed, weights)
 
     def at(self, points: IntArray) -> Any:
         """Some of the objects."""
@@ -88,16 +91,15 @@ class CalibratedBands:
     """Bands by K models, and the scores (n,) of points, each by the model (n,) that has not seen it.
 
     The rule says what of a point's scores counts: "own" takes {y : score by its model ≤ its score}; "minmax" takes the models' hull for
-    every point; "plus" takes the lower and the upper ends for themselves, each side in order. Groups (n,), numbers into `names`, keep
-    points apart that are not compared.
+    every point; "plus" takes the lower and the upper ends for themselves, each side in order. Points of other categories (n,) are not
+    compared.
     """
 
     bands: Any
     score: FloatArray
     model: IntArray
     rule: str = "own"
-    group: IntArray | None = None
-    names: npt.NDArray[Any] | None = None
+    category: IntArray | None = None
 
     def blocks(self, X: Any) -> Iterator[tuple[slice, Band]]:
         """Bands of objects X (m, ...), as many objects at a time as make about four million pieces."""
@@ -106,34 +108,35 @@ class CalibratedBands:
             rows = slice(start, min(start + most, m))
             yield rows, self.bands(X if m <= most else _safe_indexing(X, np.arange(rows.start, rows.stop)))
 
-    def steps(self, X: Any, group: IntArray | None) -> Iterator[Steps]:
-        """p(y) of objects X (m, ...) of groups (m,), −1 for one without points, a block of objects at a time."""
+    def steps(self, X: Any, category: IntArray | None) -> Iterator[Steps]:
+        """p(y) of objects X (m, ...) of categories (m,), −1 for one without points, a block of objects at a time."""
         for rows, band in self.blocks(X):
             if self.rule == "minmax":
                 lower, upper = band.hull().pieces(self.score, np.zeros_like(self.model))
             else:
                 lower, upper = band.pieces(self.score, self.model)
             total = np.full(len(lower), float(len(self.score)))
-            if self.group is not None and group is not None:
-                apart = group[rows, None] != self.group
+            if self.category is not None and category is not None:
+                apart = category[rows, None] != self.category
                 lower[apart] = upper[apart] = np.inf
                 total -= apart.sum(axis=1)
             if self.rule == "plus":
                 lower, upper = one_inside_the_other(lower, upper)
             yield Steps(lower, upper, total)
 
-    def intervals(self, X: Any, group: IntArray | None, levels: FloatArray) -> FloatArray:
-        """Intervals (m, 2, L) of objects X (m, ...), not by the rule "plus": a score decides the pieces of all objects at once.
-
-        It takes milliseconds where thousands of points calibrate and thousands of objects are asked for, and `steps` seconds.
-        """
+    def intervals(self, X: Any, category: IntArray | None, levels: FloatArray) -> FloatArray:
+        """Intervals (m, 2, L) of objects X (m, ...), without the pieces of p(y) in order, for which `steps` takes many times as long."""
         out = []
         for rows, band in self.blocks(X):
+            of = np.zeros(len(band.lower), dtype=np.int64) if category is None else category[rows]
+            if self.rule == "plus":
+                out.append(self._by_ends(band, of, levels))
+                continue
             band = band.hull() if self.rule == "minmax" else band
-            of = np.zeros(len(band.lower), dtype=np.int64) if group is None else group[rows]
+            # One score decides the ends of all objects.
             t = np.full((len(of), len(levels)), np.inf)
             for k in np.unique(of[of >= 0]):
-                scores = self.score if self.group is None else self.score[self.group == k]
+                scores = self.score if self.category is None else self.score[self.category == k]
                 rays = Steps(np.full((1, len(scores)), -np.inf), scores[None], np.array([float(len(scores))]))
                 t[of == k] = rays.interval(levels)[0, 1]
             out.append(np.stack(band.pieces(t, np.zeros(len(levels), dtype=np.int64)), axis=1))
@@ -141,24 +144,48 @@ class CalibratedBands:
         ends[np.broadcast_to(ends[:, :1] == np.inf, ends.shape)] = np.nan
         return ends
 
-    def smallest(self) -> tuple[int, str]:
-        """How many points calibrate, of the smallest group if there are groups; and what they are called."""
-        if self.group is None or self.names is None:
-            return len(self.score), "calibration"
-        sizes = np.bincount(self.group, minlength=len(self.names))
-        return int(sizes.min()), f"calibration (group {self.names.tolist()[int(sizes.argmin())]!r})"
+    def _by_ends(self, band: Band, of: IntArray, levels: FloatArray) -> FloatArray:
+        """Ends (m, 2, L) by the rule "plus", of objects of categories (m,): the c-th smallest lower one and the c-th largest upper one.
 
-    def verify(self) -> None:
-        """Raise where a loaded one is not whole."""
+        The c-th lies where the c-th largest score puts it, up to the spread of the models: points whose score is larger by more than that
+        are surely before it, and those whose score is smaller by more are surely behind.
+        """
+        out = np.empty((len(of), 2, len(levels)))
+        out[:, 0], out[:, 1] = -np.inf, np.inf
+        for k in np.unique(of[of >= 0]):
+            at, points = of == k, slice(None) if self.category is None else self.category == k
+            order = np.argsort(-self.score[points])
+            score, model = self.score[points][order], self.model[points][order]
+            counts = [int(needed(np.array([float(len(score))]), 1 - level)[0]) for level in levels.tolist()]
+            if not (places := sorted({count for count in counts if count})):
+                continue
+            lower, upper = band.lower[at], band.upper[at]
+            spread = float((upper.max(axis=1) - lower.min(axis=1)).max())
+            # And the rounding of ends.
+            spread += 128 * band.eps * float(np.abs(lower).max() + np.abs(upper).max() + score[0])
+            first = int(np.searchsorted(-score, -score[places[0] - 1] - spread, "left"))
+            last = int(np.searchsorted(-score, spread - score[places[-1] - 1], "right"))
+            near = Band(lower, upper, band.scale[at], band.eps)
+            lower, upper = near.pieces(score[first:last], model[first:last])
+            lower.partition([count - 1 - first for count in places], axis=1)
+            upper.partition([last - count for count in places], axis=1)
+            for j, count in enumerate(counts):
+                if count:
+                    low, high = lower[:, count - 1 - first], upper[:, last - count]
+                    out[at, :, j] = np.where((low <= high)[:, None], np.stack([low, high], axis=1), np.inf)
+        return out
+
+    def verify(self, n_categories: int, apart: bool) -> None:
+        """Raise where a loaded one is not whole; `apart` says whether its points are of categories."""
         n = len(self.score)
         require(
             self.score.dtype == np.float64 and self.score.shape == (n,) and not np.isnan(self.score).any(), "scores"
         )
         require(self.model.shape == (n,) and self.model.dtype == np.int64 and self.rule in RULES, "scores")
-        require((self.group is None) == (self.names is None), "groups")
-        if self.group is not None and self.names is not None:
-            require(self.group.shape == (n,) and self.group.dtype == np.int64 and self.names.ndim == 1, "groups")
-            require(bool(((self.group >= 0) & (self.group < len(self.names))).all()), "groups")
+        require((self.category is not None) == apart, "categories")
+        if self.category is not None:
+            require(self.category.shape == (n,) and self.category.dtype == np.int64, "categories")
+            require(bool(((self.category >= 0) & (self.category < n_categories)).all()), "categories")
 
 
 RULES = ("own", "minmax", "plus")

@@ -119,7 +119,7 @@ class Categories:
         """How many there are; an error where a loaded one is not whole."""
         known, points = self.known, self.points
         require(isinstance(self.rule, (str, int)), "categories")
-        require(known.ndim == 1 and len(known) > 0 and bool((known[:-1] < known[1:]).all()), "categories")
+        require(known.ndim == 1 and 0 < len(known) <= n and bool((known[:-1] < known[1:]).all()), "categories")
         require(points.shape == (n,) and points.dtype == np.int64, "categories")
         require(bool(((points >= 0) & (points < len(known))).all()), "categories")
         return len(known)

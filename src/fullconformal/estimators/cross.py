@@ -203,7 +203,7 @@ class JackknifePlusClassifier(PlusClassifier):
 
     def _calibrate(self, fit: HeldOutFit) -> HeldOut:
         y, remedy = fit.bag.y, "leave that class out"
-        self.n_fits_ = 1 if is_fast(self.estimator) else len(y)
+        self.n_fits_ = 1 if is_fast(self.estimator) and fit.bag.weights is None else len(y)
         every = np.arange(len(y))
         if self.n_fits_ > 1:
             parts = fit.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)

@@ -37,7 +37,7 @@ class PlusRegressor(HeldOutRegressor):
             )
         return super().predict_p(X, y, **options)
 
-    def predict_epsilon(self, X: Any, y: Any, **options: Any) -> FloatArray:
+    def predict_epsilon(self, X: Any, y: Any) -> FloatArray:
         """The largest ε at which each y is still in the interval, by the rule of the method.
 
         Parameters
@@ -46,10 +46,8 @@ class PlusRegressor(HeldOutRegressor):
             Objects.
         y : array-like (m,) or (m, k)
             One number for each object, or k of them.
-        **options
-            ``groups`` (m,), where `fit` was given groups.
         """
-        return super().predict_p(X, y, **options)
+        return super().predict_p(X, y)
 
     def _rule(self) -> str:
         return "minmax" if self.minmax else "plus"
@@ -76,6 +74,9 @@ class CVPlusRegressor(PlusRegressor):
         more than one point the promise remains 1 − 2ε (`JackknifePlusRegressor` has 1 − ε).
     confidence_level : float, default=0.9
         Of the intervals, where `predict_interval` is not told otherwise.
+    categories : str, int or callable, optional
+        Compare an object with points of its own (Mondrian) category only: the promise then holds in each. A column of X, or a function of
+        X, as in `FullConformalClassifier`; in a category that no point calibrates every interval is infinite.
     n_jobs : int, optional
         Models trained at a time; any joblib backend.
     random_state : int, RandomState or None, default=None
@@ -95,7 +96,7 @@ class CVPlusRegressor(PlusRegressor):
 
     def __init__(
         self, estimator: Any = None, *, n_folds: int = 5, cv: Any = None, minmax: bool = False, confidence_level: float = 0.9,
-        n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
+        categories: Any = None, n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -142,7 +143,7 @@ class JackknifePlusRegressor(PlusRegressor):
     minmax : bool, default=False
         Take the smallest and the largest of all models' predictions, and from there the R_i (jackknife-minmax): wider, and the true value
         is held with probability at least 1 − ε.
-    confidence_level, n_jobs, random_state, verbose
+    confidence_level, categories, n_jobs, random_state, verbose
         As in `CVPlusRegressor`.
 
     Attributes
@@ -163,8 +164,8 @@ class JackknifePlusRegressor(PlusRegressor):
     n_fits_: int
 
     def __init__(
-        self, estimator: Any = None, *, minmax: bool = False, confidence_level: float = 0.9, n_jobs: int | None = None,
-        random_state: Any = None, verbose: int | None = None,
+        self, estimator: Any = None, *, minmax: bool = False, confidence_level: float = 0.9, categories: Any = None,
+        n_jobs: int | None = None, random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -180,7 +181,7 @@ class JackknifePlusRegressor(PlusRegressor):
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
         every = np.arange(len(fit.y))
-        if is_ridge(fit.estimator):
+        if is_ridge(fit.estimator) and fit.weights is None:
             self.n_fits_ = 1
             bands = LeaveOneOutRidge.fit(fit.estimator, fit.X, fit.y)
             return CalibratedBands(bands, np.abs(bands.residual), every, self._rule()), every

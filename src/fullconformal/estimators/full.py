@@ -51,7 +51,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         logistic regressions, and networks with `head`. "exact" is full CP itself: by fast solvers for logistic regressions, by
         updates for k-NN, kernel densities, LDA and Gaussian naive Bayes, by honest refits for anything else. "oob" scores a point by
         the trees of a forest (RandomForestClassifier, ExtraTreesClassifier with bootstrap=True, BaggingClassifier) that did not draw it:
-        one fit, coverage measured and not proved. "folds" trains any classifier without each of `folds` folds and scores every point by the
+        one fit, of as many trees as it takes for `n_estimators`, at most a hundred, to score each point; coverage measured and not proved.
+        "folds" trains any classifier without each of `folds` folds and scores every point by the
         model that has not seen it: valid up to the candidate's own effect on the other models. "auto" is exact for k-NN, kernel
         densities, LDA and Gaussian naive Bayes, symmetric where the fit is convex, oob for forests, influence for networks that came
         trained (`prefit`) and wherever an option of influence is given, else folds.
@@ -172,7 +173,9 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any = None, classes: Any = None, *, groups: Any = None) -> FullConformalClassifier:
+    def fit(
+        self, X: Any, y: Any = None, classes: Any = None, *, groups: Any = None, sample_weight: Any = None
+    ) -> FullConformalClassifier:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
@@ -190,16 +193,21 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         groups : array-like (n,), optional
             Which points belong together (rows of a patient, say); with ``method="folds"`` they share a fold. An object to predict
             is taken to be of a group of its own.
+        sample_weight : array-like (n,), optional
+            Weights of points in training, given to the `fit` of the estimator, with ``method="folds"`` (the default then);
+            p-values count every point alike. The guarantee asks that a weight comes with its point, as a function of it does.
         """
         try:
-            return self._fit(X, y, classes, groups, self.method)
+            return self._fit(X, y, classes, groups, sample_weight, self.method)
         except Unsuitable as error:
             if self.method != "auto":
                 raise
             # Its first words say why.
-            return self._fit(X, y, classes, groups, "folds", str(error).split(":")[0])
+            return self._fit(X, y, classes, groups, sample_weight, "folds", str(error).split(":")[0])
 
-    def _fit(self, X: Any, y: Any, classes: Any, groups: Any, asked: Any, reason: str = "") -> FullConformalClassifier:
+    def _fit(
+        self, X: Any, y: Any, classes: Any, groups: Any, weights: Any, asked: Any, reason: str = ""
+    ) -> FullConformalClassifier:
         """The same by the method asked for, for a reason other than the model's."""
         validation.check_full(self)
         transformers, final = split_pipeline(self.estimator)
@@ -207,18 +215,21 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         streamed = is_stream(X)
         self._categories = None if streamed else Categories.of(self.categories, X)
         if streamed:
-            validation.check_stream(self, y, classes, groups)
+            validation.check_stream(self, y, classes, groups, weights)
             bag = Bag(Stream(X), np.empty(0, np.int64), np.empty(0))
         else:
             X, y = self._checked(X, y, reset=True)
             found, index = encode_labels(y)
-            self._sample = first_rows(X)
+            self._sample, weights = first_rows(X), validation.check_sample_weight(self, weights, X)
+        if weights is not None and asked == "auto":
+            asked = "folds"
         selection = select(final, asked, config, bag.X if streamed else X)
         method = selection.method
+        validation.check_takes_weights(method, weights)
         if not streamed:
             outputs = (isinstance(final, nn.Module) and self.head is None) or is_skorch(final)
             known, place = self._declare(found, classes, outputs or isinstance(method, Refit))
-            bag = Bag(X, place[index], known, validation.check_groups(groups, len(index), method.name))
+            bag = Bag(X, place[index], known, validation.check_groups(groups, len(index), method.name), weights)
         if self.method == "auto":
             config.work.say(f"method {method.name}: {reason or selection.reason}")
         if method.takes_pipeline:
@@ -428,6 +439,10 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         labels, known = fitted.labels, self.verify_known(n_classes)
         require(labels.dtype == np.int64 and bool(((labels >= 0) & (labels < known)).all()), "labels")
         require(fitted.n_classes == known, "classes")
+        # A number for each point and label, which few points and labels do not bear out.
+        plain = self._width == 1 and self._categories is None and fitted.method in ("folds", "oob")
+        most = max(LIMITS.budget // 32, LIMITS.activations(fitted.n))
+        require(plain or fitted.method == "influence" or fitted.n * known <= most, "number of classes")
         n_cells = self.verify_categories(fitted.n) * self._width
         if self._recalibration is not None:
             self._recalibration.verify(n_cells)

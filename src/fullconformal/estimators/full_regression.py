@@ -17,9 +17,10 @@ from torch import nn
 from fullconformal.curvature import CURVATURES
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import whole_or_nothing
+from fullconformal.estimators.categories import Categories
 from fullconformal.estimators.engine import FullConformal
 from fullconformal.estimators.inputs import first_rows
-from fullconformal.estimators.regression import ConformalRegressor, group_codes, grouped, warn_infinite
+from fullconformal.estimators.regression import ConformalRegressor
 from fullconformal.estimators.target import Target, learns_values, split_target, without_target
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
@@ -27,7 +28,7 @@ from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
 from fullconformal.methods.base import ConformalWarning, Values
 from fullconformal.methods.fitting import L2_LINEAR
-from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
+from fullconformal.methods.regression import Figures, FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
 from fullconformal.models.objects import shape_of
@@ -53,15 +54,21 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         KernelRidge, GaussianProcessRegressor with a fixed kernel (``optimizer=None``) and KNeighborsRegressor; for any other regressor by
         honest refits at some 40 values of each object, which takes long. "oob" scores a point by the
         trees of a forest (RandomForestRegressor, ExtraTreesRegressor with bootstrap=True, BaggingRegressor) that did not draw it: one fit,
-        coverage measured and not proved. "folds" trains any regressor without each of `folds` folds and scores every point by the
-        model that has not seen it: valid up to the candidate's own effect on the other models. "influence", for modules and MLPRegressor,
-        is full CP of a network's tangent at the fit (ACP-GN), an approximation. "auto" is exact where that takes no refits, oob for
-        forests, influence for networks that came trained (`prefit`) and where a curvature or damping is given, else folds.
+        of as many trees as it takes for `n_estimators`, at most a hundred, to score each point; coverage measured and not proved. "folds"
+        trains any regressor without each of `folds` folds and scores every point by the model that has not seen it: valid up to the
+        candidate's own effect on the other models. "influence", for modules, skorch nets and MLPRegressor, is full CP of a network's
+        tangent at the fit (ACP-GN), an approximation. "auto" is exact where that takes no refits, oob for forests, influence for networks
+        that came trained (`prefit`) and where a curvature or damping is given, else folds.
     scheme : {"studentized", "deleted", "ordinary"}, default="studentized"
         How a point's residual is scaled by its leverage h: |r|/(1 − h)^q, q = ½, 1 (the residual of the fit without it) or 0. k-NN, oob,
         folds and refits have no leverages: they score a point without it (refits with "ordinary": with it, n times faster).
     confidence_level : float, default=0.9
         Of intervals, where `predict_interval` is not told otherwise.
+    categories : str, int or callable, optional
+        Compare an object with the training points of its own (Mondrian) category only: the guarantee then holds in each. A column of X, by
+        its name or number, or a function that is given X as you give it and returns a word or number for each object, of which it looks
+        at each by itself. The model is fitted to all points. An object of a category without training points has an infinite interval.
+        (Points that belong together are another matter: `fit`'s ``groups``.)
     l2 : float, optional
         λ of (1/2n)Σr² + (λ/2)|w|² of the built-in regression (1e-3 by default, intercept free) and of modules (1e-2, all parameters).
     curvature : str or Curvature, default="auto"
@@ -124,15 +131,13 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
 
     _fitted: FittedRegression
     _target: Target
-    _groups: npt.NDArray[np.int64] | None
-    _names: npt.NDArray[Any] | None
 
     def __init__(
         self, estimator: Any = None, *, method: Any = "auto", scheme: str = "studentized", confidence_level: float = 0.9,
-        l2: float | None = None, curvature: Any = "auto", damping: float | None = None, folds: int = 10, repeats: int = 1,
-        transformers: str = "bag", prefit: bool = False, max_epochs: int = 200, device: str = "auto", dtype: str = "auto",
-        memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None, random_state: Any = None,
-        verbose: int | None = None,
+        categories: Any = None, l2: float | None = None, curvature: Any = "auto", damping: float | None = None, folds: int = 10,
+        repeats: int = 1, transformers: str = "bag", prefit: bool = False, max_epochs: int = 200, device: str = "auto",
+        dtype: str = "auto", memory_budget: float = 4.0, n_jobs: int | None = None, checkpoint: Any = None,
+        random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 
@@ -144,7 +149,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
     # Fitting ----------------------------------------------------------------------------------------------------------
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any, groups: Any = None, *, clusters: Any = None) -> FullConformalRegressor:
+    def fit(self, X: Any, y: Any, *, groups: Any = None, sample_weight: Any = None) -> FullConformalRegressor:
         """Fit the model to all of (X, y) and prepare what every prediction needs.
 
         Parameters
@@ -154,20 +159,25 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         y : array-like (n,)
             Their values.
         groups : array-like (n,), optional
-            A group of each point: an object is then compared with the points of its own group only, and the guarantee holds in each. The
-            model is fitted to all.
-        clusters : array-like (n,), optional
             Which points belong together (rows of a patient, say); with ``method="folds"`` they share a fold. An object to predict is taken
-            to be of a cluster of its own.
+            to be of a group of its own.
+        sample_weight : array-like (n,), optional
+            Weights of points in training; p-values count every point alike. Exact for Ridge and LinearRegression, whose predictions then
+            ask for the weights of their objects, too: full CP fits them beside the others. By folds for models whose `fit`
+            takes weights. The guarantee asks that a weight comes with its point, as a function of it does.
         """
         self._check()
+        self._categories = Categories.of(self.categories, X)
         X, y = self._checked(X, y, reset=True)
         transformers, model = self._split()
         config = self._config(SQUARED)
         whole = learns_values(self.estimator)
-        selection = select_regression(model, self.method, config, "" if self.transformers == "fixed" else whole)
+        weights = validation.check_sample_weight(self, sample_weight, X)
+        known = "" if self.transformers == "fixed" else whole
+        selection = select_regression(model, self.method, config, known, weights is not None)
         method = selection.method
-        clusters = validation.check_groups(clusters, len(y), method.name, "clusters")
+        validation.check_takes_weights(method, weights)
+        groups = validation.check_groups(groups, len(y), method.name)
         self._target = Target() if method.takes_pipeline and whole else Target.of(self.estimator, y)
         self._sample = first_rows(X)
         if method.takes_pipeline:
@@ -176,7 +186,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         # Open random states are closed, so that transformers can be fitted to other bags in the same way.
         unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
         self.transformer_, inputs = fit_transformer(unfitted, X, y if whole else None, self.prefit)
-        bag = Values(X, self._target.forward(y), clusters)
+        bag = Values(X, self._target.forward(y), groups, weights)
         with progress_bar("training", self.verbose) as progress:
             seen = inputs if method.takes_pipeline else np.asarray(inputs)
             fitted = method.fit(replace(bag, X=seen), replace(config, progress=progress))
@@ -185,7 +195,6 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         self._fitted = fitted
         self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
         self.method_, self.method_reason_ = self._fitted.method, selection.reason
-        self._names, self._groups = grouped(groups, len(y))
         if told := self._fitted.warnings:
             warnings.warn(f"{'; '.join(told)}.", ConformalWarning, stacklevel=3)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
@@ -217,7 +226,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         return self._target.back(self._fitted.predict(inputs))
 
     def predict_steps(  # type: ignore[override]
-        self, X: Any, *, weights: tuple[Any, Any] | None = None, groups: Any = None
+        self, X: Any, *, weights: tuple[Any, Any] | None = None, sample_weight: Any = None
     ) -> Iterator[Steps]:
         """p(y) of all objects as step functions, a block of objects at a time.
 
@@ -227,14 +236,14 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
             Objects.
         weights : (array (n,), array (m,)), optional
             Likelihood ratios dQ/dP of the training objects and of these, for covariate shift.
-        groups : array-like (m,), optional
-            The group of each, where `fit` was given groups; one that it did not see has infinite intervals.
+        sample_weight : array-like (m,), optional
+            Weights of the objects in the fit, where `fit` was given those of the training points and the method is exact.
 
         Yields
         ------
         Steps
         """
-        return self._asked_steps(X, weights, groups)
+        return self._asked_steps(X, weights, sample_weight)
 
     def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
         return self._asked_steps(X, levels=levels, **options)
@@ -243,12 +252,17 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         return self._asked_steps(X, values=values, **options)
 
     def _asked_steps(
-        self, X: Any, weights: Any = None, groups: Any = None, levels: FloatArray | None = None, values: Any = None
+        self,
+        X: Any,
+        weights: Any = None,
+        sample_weight: Any = None,
+        levels: FloatArray | None = None,
+        values: Any = None,
     ) -> Iterator[Steps]:
         """p(y) of objects X, all of it or what is asked of it."""
         inputs = self._prepare_inputs(X)
         with progress_bar("intervals", self.verbose) as progress, np.errstate(invalid="ignore", divide="ignore"):
-            query = self._comparison(_num_samples(X), weights, groups)
+            query = self._query(X, weights, sample_weight)
             values = None if values is None else self._target.forward(values)
             query = replace(query, progress=progress, levels=levels, values=values)
             for steps in self._fitted.steps(inputs, query):
@@ -297,19 +311,28 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
 
     def _distributions(self, X: Any) -> Iterator[Distribution]:
         inputs = self._prepare_inputs(X)
-        if self._groups is not None:
-            raise ValueError("predict_cdf and predict_quantile are of all points together; fit without groups=.")
-        query = self._comparison(_num_samples(X), None, None)
+        if self._categories is not None:
+            raise ValueError("predict_cdf and predict_quantile are of all points together; fit without categories=.")
+        query = self._query(X, None, None)
         return (self._target.distribution(part) for part in self._fitted.distributions(inputs, query))
 
-    def _comparison(self, m: int, weights: Any, groups: Any) -> Comparison:
-        """With whom m candidates are compared."""
+    def _query(self, X: Any, weights: Any, sample_weight: Any) -> RegressionQuery:
+        """With whom candidates with the objects X (m, ...), as they were given, are compared."""
         validation.check_option("scheme", self.scheme, tuple(validation.SCHEMES))
-        points, own = validation.check_weights(weights, self._fitted.n, m)
-        codes = None
-        if (asked := group_codes(self._names, groups, m)) is not None and self._groups is not None:
-            codes = self._groups, asked
-        return Comparison(validation.SCHEMES[self.scheme], points, None if weights is None else own[:, 0], codes)
+        points, own = validation.check_weights(weights, self._fitted.n, _num_samples(X))
+        places, kept = self._places(X), self._categories
+        apart = None if places is None or kept is None else (kept.points, places)
+        if self._fitted.weighs_candidates and sample_weight is None:
+            raise ValueError(
+                "fit was given sample_weight, and exact full CP fits each object beside the training points: give predictions the "
+                "sample_weight of their objects, too, or take method='folds'."
+            )
+        if sample_weight is not None and not self._fitted.weighs_candidates:
+            raise ValueError("sample_weight of objects was given, and this fit has no use for it; leave it out.")
+        mass = validation.check_sample_weight(self, sample_weight, X)
+        return RegressionQuery(
+            validation.SCHEMES[self.scheme], points, None if weights is None else own[:, 0], apart, mass=mass
+        )
 
     # Trust ------------------------------------------------------------------------------------------------------------
 
@@ -339,6 +362,10 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
         validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
         X, model, n = self._prepare_inputs(X), self._split()[1], self._fitted.n
+        if self._categories is not None or self._fitted.weighs_candidates:
+            raise ValueError(
+                "an audit compares with refits among all points: fit with no categories and no sample_weight."
+            )
         if isinstance(model, nn.Module) and self._fitted.refits() is None:
             raise ValueError(
                 "an audit refits models of scikit-learn's; of a module take method='folds', or MLPRegressor."
@@ -350,12 +377,6 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
             return audit_regression(
                 self._fitted, model, X, n_pairs, max_refits, q, self.confidence_level, rng, progress
             )
-
-    def warn_unreachable(self, levels: FloatArray, stacklevel: int = 5) -> None:
-        """Warn where a level needs more points than there are, or than a group has: intervals are then infinite."""
-        smallest = self._fitted.n if self._groups is None else int(np.bincount(self._groups).min())
-        kind = "training" if self._groups is None else "training (in the smallest group)"
-        warn_infinite(smallest, levels, kind, stacklevel)
 
     @property
     def guarantee_(self) -> Guarantee:
@@ -380,9 +401,6 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         fitted = self._fitted
         require(isinstance(fitted, FittedRegression) and fitted.method == self.method_, "method")
         require(isinstance(self._target, Target) and self.n_samples_fit_ == fitted.n, "points")
-        if self._groups is not None:
-            known = 0 if self._names is None else len(self._names)
-            require(self._groups.shape == (fitted.n,) and bool(np.isin(self._groups, np.arange(known)).all()), "groups")
+        self.verify_categories(fitted.n)
         self._verify_transformers()
-        if self._groups is None:
-            self.verify_intervals()
+        self.verify_intervals(**({"sample_weight": 1.0} if fitted.weighs_candidates else {}))

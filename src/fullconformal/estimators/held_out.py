@@ -18,7 +18,7 @@ from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.categories import Categories, warn_unreachable
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels
-from fullconformal.estimators.validation import check_flag, score_of
+from fullconformal.estimators.validation import check_flag, check_sample_weight, score_of
 from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.outputs import LogProba, Model, Piped
@@ -211,7 +211,7 @@ class HeldOutClassifier(ConformalClassifier):
         """Train the models, and score the points that did not train them."""
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, classes: Any = None, *, sample_weight: Any = None) -> Self:
         """Train the models on parts of (X, y), and score the points that they have not seen.
 
         Parameters
@@ -223,6 +223,8 @@ class HeldOutClassifier(ConformalClassifier):
         classes : array-like (C,), optional
             Every class there is, where y may lack some, as in scikit-learn's ``partial_fit``. A label that the model does not know counts
             as stranger than all n points that calibrate: p = 1/(n + 1), or 1 where ``class_conditional`` leaves it none.
+        sample_weight : array-like (n,), optional
+            Weights of points in training, given to the `fit` of the estimator; calibration counts every point alike.
         """
         self.check_params()
         self._categories = Categories.of(self.categories, X)
@@ -244,8 +246,9 @@ class HeldOutClassifier(ConformalClassifier):
         work = Work(getattr(self, "n_jobs", None))
         config = Config(l2=self.l2, max_epochs=self.max_epochs, seed=int(rng.randint(2**31)), work=work)
         randomized = self.randomized and score.takes_uniform
+        weights = check_sample_weight(self, sample_weight, X)
         fit = HeldOutFit(
-            self.estimator, Bag(X, index, known), config, score, randomized, self.class_conditional, self._categories, rng,
+            self.estimator, Bag(X, index, known, weights=weights), config, score, randomized, self.class_conditional, self._categories, rng,
             self.verbose,
         )  # fmt: skip
         self._held_out = self._calibrate(fit)

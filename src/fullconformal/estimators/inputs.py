@@ -116,6 +116,10 @@ def targets(y: Any, few: int = 10) -> Any:
         raise ValueError(
             "y holds something else than numbers; regression predicts numbers. Convert it, or take FullConformalClassifier for labels."
         )
+    if numbers.ndim == 2 and numbers.shape[1] > 1:
+        raise ValueError(
+            f"y should be a 1d array, and has {numbers.shape[1]} columns: a regressor predicts one number. Fit one for each column."
+        )
     numbers = column_or_1d(numbers, warn=True)
     if (bad := ~np.isfinite(numbers)).any():
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,8 @@ from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.estimators.base import Conformal, whole_or_nothing
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
-from fullconformal.estimators.categories import as_groups
+from fullconformal.estimators.categories import Categories
+from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.runtime.tasks import Work
@@ -208,7 +210,8 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
         """Warn where a level needs more points than there are: intervals are then infinite."""
-        warn_infinite(self.n_samples_fit_, levels, "training", stacklevel)
+        points = None if self._categories is None else self._categories.points
+        warn_infinite(points, self.n_samples_fit_, self._categories, levels, "training", stacklevel)
 
     def verify_intervals(self, **options: Any) -> None:
         """Raise unless the regressor gives predictions and intervals of the objects it kept."""
@@ -224,7 +227,6 @@ class HeldOutRegressor(ConformalRegressor):
     """Base of the regressors that hold `CalibratedBands`; they give the constructor, the checks, and how models are calibrated."""
 
     _calibrated: CalibratedBands
-    _sample_groups: npt.NDArray[Any] | None
 
     @abstractmethod
     def check_params(self) -> None:
@@ -235,7 +237,7 @@ class HeldOutRegressor(ConformalRegressor):
         """Train the models and score points that did not train them; also which points (k,) those are."""
 
     @whole_or_nothing
-    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None) -> Self:
         """Train the models on parts of (X, y), and score the points that they have not seen.
 
         Parameters
@@ -244,25 +246,22 @@ class HeldOutRegressor(ConformalRegressor):
             Objects; an array, DataFrame or tensor.
         y : array-like (n,)
             Numbers.
-        groups : array-like (n,), optional
-            The group of each point, a word or a number (Mondrian): an object is compared with points of its own group only, and the
-            promise holds for each group. `predict_interval` then takes the groups of its objects.
+        sample_weight : array-like (n,), optional
+            Weights of points in training, given to the `fit` of the estimator; calibration counts every point alike.
         """
         self.check_params()
+        self._categories = Categories.of(self.categories, X)
         X, y = self._checked(X, y, reset=True)
         if len(y) < 2:
             raise ValueError(f"y has n_samples={len(y)}; give at least two points, one to train and one to calibrate.")
-        self.n_samples_fit_, self._sample, self._sample_groups = len(y), inputs.first_rows(X), None
+        self.n_samples_fit_, self._sample = len(y), inputs.first_rows(X)
         rng = check_random_state(self.random_state)
         config = Config(seed=int(rng.randint(2**31)), work=Work(getattr(self, "n_jobs", None)))
-        names, of_point = grouped(groups, len(y))
-        fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose)
+        weights = check_sample_weight(self, sample_weight, X)
+        fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose, weights)
         found, scored = self._calibrate(fit)
-        if names is not None and of_point is not None:
-            self._sample_groups = names[of_point[: _num_samples(self._sample)]]
-            group = of_point[scored]
-            found = CalibratedBands(found.bands, found.score, found.model, found.rule, group, names)
-        self._calibrated = found
+        kept = self._categories
+        self._calibrated = found if kept is None else replace(found, category=kept.points[scored])
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
@@ -271,21 +270,19 @@ class HeldOutRegressor(ConformalRegressor):
         X = self._objects(X)
         return np.concatenate([band.middle for _, band in self._calibrated.blocks(X)])
 
-    def predict_steps(self, X: Any, *, groups: Any = None) -> Iterator[Steps]:  # type: ignore[override]
+    def predict_steps(self, X: Any) -> Iterator[Steps]:  # type: ignore[override]
         """p(y) of all objects as step functions, a block of objects at a time.
 
         Parameters
         ----------
         X : array-like (m, ...)
             Objects.
-        groups : array-like (m,), optional
-            Their groups, where `fit` was given groups. In a group that no point calibrates every interval is infinite.
         """
-        X = self._objects(X)
-        yield from self._calibrated.steps(X, self._groups_of(X, groups))
+        objects = self._objects(X)
+        yield from self._calibrated.steps(objects, self._places(X))
 
     def predict_interval(  # type: ignore[override]
-        self, X: Any, confidence_level: float | Sequence[float] | None = None, *, groups: Any = None
+        self, X: Any, confidence_level: float | Sequence[float] | None = None
     ) -> FloatArray:
         """Intervals at one confidence level or several.
 
@@ -295,8 +292,6 @@ class HeldOutRegressor(ConformalRegressor):
             Objects.
         confidence_level : float or sequence of float, optional
             One level, or several; the regressor's own where not given.
-        groups : array-like (m,), optional
-            Their groups, where `fit` was given groups.
 
         Returns
         -------
@@ -304,28 +299,21 @@ class HeldOutRegressor(ConformalRegressor):
             Lower and upper ends; infinite where the level needs more points than calibrate, NaN where an interval is empty.
         """
         check_is_fitted(self)
-        options = {} if groups is None else {"groups": groups}
-        if self._calibrated.rule == "plus":
-            return super().predict_interval(X, confidence_level, **options)
-        levels = self._levels(confidence_level, options)
-        X = self._objects(X)
-        found = self._calibrated.intervals(X, self._groups_of(X, groups), np.atleast_1d(levels))
+        levels = self._levels(confidence_level, {})
+        objects = self._objects(X)
+        found = self._calibrated.intervals(objects, self._places(X), np.atleast_1d(levels))
         return found if levels.ndim else found[:, :, 0]
-
-    def _groups_of(self, X: Any, groups: Any) -> IntArray | None:
-        """Groups of objects as numbers (m,), −1 for one without points; None where there are no groups."""
-        return group_codes(self._calibrated.names, groups, _num_samples(X))
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
         """Warn where a level needs more points than calibrate: intervals are then infinite."""
-        n, kind = self._calibrated.smallest()
-        warn_infinite(n, np.asarray(levels), kind, stacklevel)
+        warn_infinite(
+            self._calibrated.category, len(self._calibrated.score), self._categories, levels, "calibration", stacklevel
+        )
 
     def verify(self) -> None:
         self.check_params()
-        self._calibrated.verify()
-        options = {} if self._sample_groups is None else {"groups": self._sample_groups}
-        self.verify_intervals(**options)
+        self._calibrated.verify(self.verify_categories(self.n_samples_fit_), self._categories is not None)
+        self.verify_intervals()
 
     def _objects(self, X: Any) -> Any:
         """Checked objects."""
@@ -333,29 +321,13 @@ class HeldOutRegressor(ConformalRegressor):
         return self._checked(X, reset=False)
 
 
-def grouped(groups: Any, n: int) -> tuple[npt.NDArray[Any], IntArray] | tuple[None, None]:
-    """The names of groups, in order, and the place among them of each of n points; None where there are no groups."""
-    if groups is None:
-        return None, None
-    names, index = np.unique(as_groups(groups, n), return_inverse=True)
-    return names, index.astype(np.int64)
-
-
-def group_codes(names: npt.NDArray[Any] | None, groups: Any, m: int) -> IntArray | None:
-    """The places (m,) of objects' groups among the names, −1 for one without points; None where there are no groups."""
-    if (names is None) != (groups is None):
-        raise ValueError(
-            "groups= must be given to fit and to predictions, or to neither: "
-            + ("fit was not given any." if names is None else "fit was given groups.")
-        )
-    if names is None:
-        return None
-    known = {name: k for k, name in enumerate(names.tolist())}
-    return np.array([known.get(name, -1) for name in as_groups(groups, m).tolist()], dtype=np.int64)
-
-
-def warn_infinite(n: int, levels: FloatArray, kind: str, stacklevel: int) -> None:
-    """Warn where a level needs more than n points of a kind."""
+def warn_infinite(
+    points: IntArray | None, n: int, categories: Categories | None, levels: FloatArray, kind: str, stacklevel: int
+) -> None:
+    """Warn where a level needs more than the n points of a kind; with categories (n,), than there are in one."""
+    if points is not None and categories is not None:
+        sizes = np.bincount(points, minlength=len(categories.known))
+        n, kind = int(sizes.min()), f"{kind} (category {categories.known.tolist()[int(sizes.argmin())]!r})"
     highest = float(levels.max())
     if not sets.members(np.array(1 / (n + 1)), 1 - highest):
         return

@@ -102,6 +102,9 @@ class SplitConformalRegressor(HeldOutRegressor):
         not have seen them.
     confidence_level : float, default=0.9
         Of the intervals, where `predict_interval` is not told otherwise; and that whose quantiles "cqr" fits.
+    categories : str, int or callable, optional
+        Compare an object with points of its own (Mondrian) category only: the promise then holds in each. A column of X, or a function of
+        X, as in `FullConformalClassifier`; in a category that no point calibrates every interval is infinite.
     random_state : int, RandomState or None, default=None
         Seeds the split and training.
     verbose : int or None, default=None
@@ -119,8 +122,8 @@ class SplitConformalRegressor(HeldOutRegressor):
 
     def __init__(
         self, estimator: Any = None, *, conformity_score: str = "absolute", difficulty: Any = None, beta: float = 0.1,
-        calibration_size: float = 0.2, prefit: bool = False, confidence_level: float = 0.9, random_state: Any = None,
-        verbose: int | None = None,
+        calibration_size: float = 0.2, prefit: bool = False, confidence_level: float = 0.9, categories: Any = None,
+        random_state: Any = None, verbose: int | None = None,
     ):  # fmt: skip
         self._keep(locals())
 

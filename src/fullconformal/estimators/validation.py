@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, is_classifier
-from sklearn.utils.validation import _num_samples, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, _num_samples, column_or_1d
 from torch import nn
 
 from fullconformal import sets
@@ -101,12 +101,30 @@ def check_weights(weights: Any, n: int, m: int) -> tuple[Any, Any]:
     return checked[0], checked[1][:, None]
 
 
-def check_groups(groups: Any, n: int, method: str, name: str = "groups") -> Array | None:
+def check_sample_weight(est: Any, weights: Any, X: Any) -> Any:
+    """Checked weights (n,) of training points in the fit, or None."""
+    if weights is None:
+        return None
+    if getattr(est, "prefit", False):
+        raise ValueError("sample_weight was given with prefit=True, where nothing is trained; leave one of them out.")
+    return _check_sample_weight(weights, X, dtype=np.float64, ensure_non_negative=True)
+
+
+def check_takes_weights(method: Any, weights: Any) -> None:
+    """Raise where there are weights in training, and a method does not train with them."""
+    if weights is not None and not method.takes_weights:
+        raise ValueError(
+            f"sample_weight goes with method='folds', and with 'exact' of Ridge and LinearRegression; this is {method.name!r} of another "
+            "kind. Leave it out, or take folds."
+        )
+
+
+def check_groups(groups: Any, n: int, method: str) -> Array | None:
     """Checked groups (n,) of the training points, or None; of a method that has them."""
     if groups is None:
         return None
     if method != "folds":
-        raise ValueError(f"{name} go with method='folds', and this is {method!r}; leave them out, or ask for folds.")
+        raise ValueError(f"groups go with method='folds', and this is {method!r}; leave them out, or ask for folds.")
     return as_groups(groups, n)
 
 
@@ -151,6 +169,10 @@ def check_full(clf: Any) -> None:
     own_method = isinstance(clf.method, Method)
     if not own_method:
         check_option("method", clf.method, METHODS)
+    elif (clf.folds, clf.repeats, clf.update) != (10, 1, "none"):
+        raise ValueError(
+            f"folds, repeats and update are of method='folds' by name; {type(clf.method).__name__} was given as an object: give them to it."
+        )
     check_engine(clf, (*CURVATURES, "last_layer_kron"))
     check_scores(clf)
     check_option("update", clf.update, UPDATES)
@@ -194,7 +216,7 @@ def check_scores(clf: Any) -> None:
         raise ValueError(f"prune={clf.prune!r} is unknown; allowed: 'auto', True, False.")
 
 
-def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None) -> None:
+def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None, weights: Any = None) -> None:
     """Raise where a dataset or loader cannot be taken, before it is read."""
     transformers, final = split_pipeline(clf.estimator)
     given = "a Dataset or DataLoader as X"
@@ -202,8 +224,9 @@ def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None) -> N
         raise ValueError(f"y was given beside {given}, which yields its own labels; leave y out.")
     if classes is not None:
         raise ValueError(f"classes was given beside {given}, whose classes are the network's outputs; leave it out.")
-    if groups is not None or clf.categories is not None:
-        raise ValueError(f"groups or categories were given beside {given}, and go with arrays; leave them out.")
+    if groups is not None or weights is not None or clf.categories is not None:
+        named = "groups, sample_weight or categories"
+        raise ValueError(f"{named} were given beside {given}, and go with arrays; leave them out.")
     if not clf.prefit or transformers is not None or clf.head is not None or not isinstance(final, nn.Module):
         raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
     if clf.curvature not in ("last_layer", "last_layer_kron"):

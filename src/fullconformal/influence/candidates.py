@@ -36,6 +36,8 @@ class Candidates:
     rows: Tensor | list[Rows] | None = None
     #: what rows in float32 are off by, besides rounding, (k,); ŝ is then an upper bound, and τ off by as much
     error: Tensor | None = None
+    #: rows that were rounded to float32, as they were, and the place (k,) of each candidate among them
+    whole: tuple[Tensor, Tensor] | None = None
 
     @property
     def single(self) -> bool:
@@ -60,13 +62,18 @@ def _some(part: Any, index: Tensor | slice) -> Any:
     """Those of a part of candidates at the given positions."""
     if part is None:
         return None
+    if isinstance(part, tuple):
+        return part[0], part[1][index]
     return select(part, index) if isinstance(part, list) else part[index]
 
 
 def every_candidate(prepared: Prepared, X: Tensor, q: float) -> Candidates:
     """Every label of objects X (m, ...), object by object, with ŝ ≤ |ĝ|²/floor: nothing is solved for."""
     problem, floor = prepared.problem, prepared.factor.floor
-    step = max(1, prepared.memory // 16 // (4 * problem.n_classes * problem.p * X.element_size()))
+    # Gradients are not written out: an object takes the derivatives of C logits by each layer's outputs, and the layer's inputs.
+    layers = [layer.linear.weight.shape for layer in problem.tail] + [(b.o, b.i) for b in problem.blocks if b.layer < 0]
+    numbers = sum(problem.n_classes * o + i for o, i in layers)
+    step = max(1, min(problem.chunk, prepared.memory // 16 // (4 * max(numbers, 1) * X.element_size())))
     losses, bounds = [], []
     for part in X.split(step):
         if is_bounded(prepared):
@@ -91,9 +98,12 @@ def lowest(loss: Tensor, s_hat: Tensor, q: float) -> Tensor:
     return loss if q == 1 else loss - (1 - q) * s_hat
 
 
-def with_rows(found: Candidates, rows: Tensor | None, s_hat: Tensor, q: float) -> Candidates:
-    """With rows that are as good as the problem's precision, and ŝ (k,)."""
-    return replace(found, rows=rows, influence=s_hat, tau=lowest(found.loss, s_hat, q), error=None)
+def with_rows(found: Candidates, rows: Tensor | None, s_hat: Tensor, q: float, single: bool = False) -> Candidates:
+    """With rows that are as good as the problem's precision, rounded to float32 where that is asked for, and ŝ (k,)."""
+    found = replace(found, influence=s_hat, tau=lowest(found.loss, s_hat, q), error=None)
+    if rows is None or not single:
+        return replace(found, rows=rows, whole=None)
+    return replace(found, rows=rows.float(), whole=(rows, torch.arange(len(rows), device=rows.device)))
 
 
 def written_rows(made: Candidates, index: Tensor | slice = slice(None)) -> Tensor:
@@ -111,7 +121,7 @@ def solved_one_by_one(prepared: Prepared, X: Tensor, found: Candidates, q: float
     """L⁻¹ĝ by one half-solve for each candidate."""
     half = prepared.factor.half(written(prepared, X, found))
     s_hat = torch.linalg.vector_norm(half, dim=1).square_()
-    return with_rows(found, half.float() if single else half, s_hat, q)
+    return with_rows(found, half, s_hat, q, single)
 
 
 def root_pays(prepared: Prepared, found: Candidates) -> bool:
@@ -137,17 +147,21 @@ def written_root(prepared: Prepared) -> Root:
     return out
 
 
-def solved_by_root(prepared: Prepared, root: Root, X: Tensor, found: Candidates, q: float, single: bool) -> Candidates:
+def solved_by_root(
+    prepared: Prepared, root: Root, X: Tensor, found: Candidates, q: float, single: bool, short: bool = True
+) -> Candidates:
     """L⁻¹ĝ = Σ D·V over blocks of parameters with ĝ = D ⊗ a and V = a·root, the same for all labels of an object: 2p² operations.
 
     In float32 V is rounded and summed over the o outputs: that errs by less than u(o + 3)·Σ_o |D_o||V_o|.
-    A unit that no point wakes has a huge V_o, and D_o = 0.
+    A unit that no point wakes has a huge V_o, and D_o = 0. Along directions of hardly any curvature, such as a unit's weights before and
+    after it, which scale one another, huge V cancel: where the first objects' do, rows are not `short`, but rounded once they are made.
     """
     problem, C = prepared.problem, prepared.problem.n_classes
     objects, at = torch.unique(found.x, return_inverse=True)
     logits, J = problem.jacobian(X[objects])
     every = candidate_gradients(problem.loss, J, logits)
-    dtype, outputs = torch.float32 if single else X.dtype, sum(b.o for b in problem.blocks)
+    short, outputs = short and single, sum(b.o for b in problem.blocks)
+    dtype, unit = torch.float32 if short else X.dtype, 1.01 * UNIT * (outputs + 3)
     rows = torch.empty(len(found), problem.p, dtype=dtype, device=X.device)
     s_hat, error = torch.empty_like(found.loss), torch.zeros_like(found.loss)
     order = torch.argsort(at, stable=True)  # candidates by object
@@ -169,15 +183,18 @@ def solved_by_root(prepared: Prepared, root: Root, X: Tensor, found: Candidates,
             for output, (column, part) in enumerate(parts):
                 V[:, output, column - first :] = a @ part
             half[..., first:].baddbmm_(D.to(dtype), V)
-            if single:
+            if short:
                 off += (D.abs() @ torch.linalg.vector_norm(V, dim=2).to(D.dtype)[:, :, None])[..., 0]
         own = at[mine] - start, found.y[mine]
         length = torch.linalg.vector_norm(half, dim=2).to(X.dtype)
-        s_hat[mine], error[mine] = length.square()[own], 1.01 * UNIT * (outputs + 3) * off[own]
+        # Where most rows err by so much of their length, too many pairs would be left to float64.
+        if short and not start and bool((unit * off > 2.0**-8 * length).double().mean() > 0.5):
+            return solved_by_root(prepared, root, X, found, q, single, short=False)
+        s_hat[mine], error[mine] = length.square()[own], unit * off[own]
         if not whole:
             rows[mine] = half[own]
-    if not single:
-        return with_rows(found, rows, s_hat, q)
+    if not short:
+        return with_rows(found, rows, s_hat, q, single)
     # Norms in float32 err too.
     error += 1.01 * UNIT * problem.p**0.5 * s_hat.sqrt() + problem.p * TINY
     return replace(with_rows(found, rows, (s_hat.sqrt() + error).square(), q), error=error)

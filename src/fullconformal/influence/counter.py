@@ -36,7 +36,6 @@ from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.runtime.tasks import Progress
 
-FETCH = 8  # what gathering a point's row costs, in products with it
 AGAIN = 64  # one pair in so many may be formed again in float64; where they are more, all products are formed in it
 PAIR = 160  # bytes that a pair takes while it is counted, at most
 
@@ -153,26 +152,26 @@ class _Counter:
     def _meet(self, source: Source, made: Candidates, low: Tensor, high: Tensor, points: Points) -> bool:
         """Count the points in the ranges low … high (k,) of candidates, tile by tile; False where too many are left to float64."""
         single, p, device = made.single, self.prepared.problem.p, low.device
-        tiles = cut(low, high, self._class(made), p, 0 if single else FETCH)
+        tiles = cut(low, high, self._class(made), p, 0 if single else source.fetch)
         if not len(tiles.size):
             return True
         order = torch.as_tensor(tiles.order, device=device)
         first = torch.as_tensor(np.repeat(tiles.first, tiles.size), device=device)
+        made, high = made[order], high[order]
         below = torch.zeros(len(order), dtype=torch.int32 if points.weight is None else torch.float64, device=device)
-        near = Near(source, made, points, order, room := self.prepared.memory // 16 // PAIR)
+        near = Near(source, made, points, room := self.prepared.memory // 16 // PAIR)
         most = near.largest(tiles)
         dtype = torch.float32 if single else made.tau.dtype
-        tau, s_hat = made.tau[order].to(dtype), made.influence[order]
-        scores = points.b.to(dtype)
+        tau, scores = made.tau.to(dtype), points.b.to(dtype)
         stop = pairs = 0
         for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
             c = slice(stop, stop := stop + size)
-            rows, step = written_rows(made, order[c]), max(1, room // size)
+            rows, step = written_rows(made, c), max(1, room // size)
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
                 excess = scores[i, None] - tau[c]
-                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], s_hat[c])
+                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], made.influence[c])
                 below[c] += _below(excess, None if points.weight is None else points.weight[i])
-                near.look(Met(c, i, excess, excess.abs(), least))
+                near.look(Met(c.start, i.start, excess, least))
                 pairs += excess.numel()
                 if single and near.count > max(room, pairs) // AGAIN + 2**12:
                     return False
@@ -180,7 +179,7 @@ class _Counter:
         near.settle()
         self.formed += pairs
         # Points of a tile after a candidate's range have been counted as surely above.
-        near.counts[0].index_add_(0, order, points.beyond[first] - below - points.beyond[high[order]])
+        near.counts[0] += points.beyond[first] - below - points.beyond[high]
         self.total.index_add_(1, near.column, near.counts)
         return True
 

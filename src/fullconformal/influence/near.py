@@ -17,21 +17,20 @@ CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
 
 
 class Met(NamedTuple):
-    """Candidates and points that met, by their places, their α − τ and its distance from 0 (points, k); none below `least` is decided."""
+    """Candidates and points that met, from the given places on, and their α − τ (points, k): those farther than `least` are decided."""
 
-    candidates: slice
-    points: slice
+    candidate: int
+    point: int
     excess: Tensor
-    distance: Tensor
     least: float
 
 
 class Near:
     """Pairs too close to be decided by products as they are: of float32 they are formed again, and ties are found among them."""
 
-    def __init__(self, source: Source, made: Candidates, points: Points, order: Tensor, room: int):
-        """Candidates meet in some order (k,); there is room for so many pairs."""
-        self.source, self.made, self.points, self.order, self.room = source, made, points, order, room
+    def __init__(self, source: Source, made: Candidates, points: Points, room: int):
+        """There is room for so many pairs."""
+        self.source, self.made, self.points, self.room = source, made, points, room
         self.prepared, self.own = source.prepared, source.own(made)
         self.column = made.x * self.prepared.problem.n_classes + made.y
         self.counts = torch.zeros(2, len(made), dtype=torch.float64, device=made.x.device)
@@ -49,11 +48,11 @@ class Near:
         dtype = torch.float32 if made.single else made.tau.dtype
         #: what |α − τ| must exceed to decide is the sum of the first and the last, and the second times σ
         self.of_score, self.of_product, self.of_point, self.sigma = (
-            v.to(dtype) for v in (1.02 * of_score[order], 1.02 * of_product[order], 1.02 * of_point, points.sigma)
+            v.to(dtype) for v in (1.02 * of_score, 1.02 * of_product, 1.02 * of_point, points.sigma)
         )
 
     def largest(self, tiles: Tiles) -> npt.NDArray[np.float64]:
-        """The largest bound (tiles,) of the pairs of each tile, of candidates in the order of the tiles."""
+        """The largest bound (tiles,) of the pairs of each tile."""
         starts = np.cumsum(tiles.size) - tiles.size
         score, product = (
             np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (self.of_score, self.of_product)
@@ -64,37 +63,45 @@ class Near:
 
     def look(self, met: Met) -> None:
         """Look for near pairs among those that met, now or with those to come."""
+        if not self.patience and float(met.excess.abs().amin()) > met.least:
+            return
         self.met.append(met)
         self.waiting += met.excess.numel()
         if self.waiting > self.patience:
             self.look_again()
 
     def look_again(self) -> None:
-        """Keep the near pairs of all that wait."""
+        """Keep the near pairs of all that wait, with their α − τ."""
         if not self.met:
             return
-        closest = torch.stack([met.distance.amin() for met in self.met]).tolist()
-        for (c, i, excess, distance, least), distance_of_closest in zip(self.met, closest, strict=True):
-            if distance_of_closest > least:
-                continue
-            bound = torch.addcmul(self.of_point[i, None] + self.of_score[c], self.sigma[i, None], self.of_product[c])
-            at, column = (~(distance > bound)).nonzero(as_tuple=True)
-            self.add(self.order[c][column], at + i.start, excess[at, column])
-            if self.held > self.room:
-                self.settle()
+        excess = torch.cat([met.excess.view(-1) for met in self.met])
+        size, width, first, start = torch.tensor(
+            [(met.excess.numel(), met.excess.shape[1], met.candidate, met.point) for met in self.met],
+            device=excess.device,
+        ).T.contiguous()
+        least = torch.tensor([met.least for met in self.met], dtype=excess.dtype, device=excess.device)
+        # repeat_interleave would take a fifth of the time of all products.
+        limit = torch.cat([one.expand(met.excess.numel()) for one, met in zip(least, self.met, strict=True)])
+        at = (~(excess.abs() > limit)).nonzero()[:, 0]
+        stop = size.cumsum(0)
+        tile = torch.searchsorted(stop, at, right=True)
+        place, excess = at - (stop - size)[tile], excess[at]
+        c, i = first[tile] + place % width[tile], start[tile] + place // width[tile]
+        bound = torch.addcmul(self.of_point[i] + self.of_score[c], self.sigma[i], self.of_product[c])
+        near = (~(excess.abs() > bound)).nonzero()[:, 0]
+        self.pairs.append((c[near], i[near], excess[near]))
+        self.count += len(near)
+        self.held += len(near)
         self.met, self.waiting = [], 0
-
-    def add(self, c: Tensor, i: Tensor, excess: Tensor) -> None:
-        """Keep pairs of candidates and points with their α − τ."""
-        self.pairs.append((c, i, excess))
-        self.count += len(c)
-        self.held += len(c)
+        if self.held > self.room:
+            self.settle()
 
     def settle(self) -> None:
         """Count what is kept, ties apart, in place of the signs that were counted."""
         if not self.held:
             return
-        points, step = self.points, max(1, self.prepared.memory // 16 // (4 * self.prepared.problem.p * 8))
+        points, rows = self.points, 4 * self.prepared.problem.p * 8 if self.made.single else 1
+        step = max(1, self.prepared.memory // 16 // rows)
         for c, i, excess in zip(*(torch.cat(v).split(step) for v in zip(*self.pairs, strict=True)), strict=True):
             counted, own = ~excess.signbit(), self.own[c]
             if self.made.single:

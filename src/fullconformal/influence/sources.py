@@ -47,6 +47,7 @@ class Source(ABC):
 
     has_top = False  # whether the points of largest b may be solved for in place of candidates
     error = 0.0  # of a product relative to σ_i·ρ, granted to ties, besides the rounding granted to scores
+    fetch = 0  # what it costs to gather a point's row, in products with it
 
     def __init__(self, prepared: Prepared, bag: SortedPoints, X: Tensor, q: float):
         self.prepared, self.bag, self.X, self.q = prepared, bag, X, q
@@ -104,6 +105,7 @@ class Kept(Source):
         super().__init__(prepared, bag, X, q)
         # τ must be known without ŝ, and one end of the bag be everyone's.
         self.has_top = self.is_bounded and q == 1 and len(bag.stops) == 1
+        self.fetch = 8 if X.dtype == torch.float64 else 0
 
     def begin(self, left: Candidates) -> None:
         if root_pays(self.prepared, left):
@@ -114,6 +116,9 @@ class Kept(Source):
         return made if not made.single or _is_small(made, self.within) else self._make(found, False)
 
     def _make(self, found: Candidates, single: bool) -> Candidates:
+        if found.whole is not None:
+            rows, place = found.whole
+            return replace(found, rows=rows[place], whole=None)
         if self.root is None:
             return solved_one_by_one(self.prepared, self.X, found, self.q, single)
         return solved_by_root(self.prepared, self.root, self.X, found, self.q, single)
@@ -123,7 +128,7 @@ class Kept(Source):
 
     def rows(self, at: slice | Tensor, single: bool) -> Tensor:
         assert self.prepared.half is not None
-        if single:
+        if single or self.prepared.half.dtype == torch.float32:
             return self.bag.single[at]
         return self.prepared.half.index_select(0, self.bag.order[at])
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
-TILE = {"cpu": (128, 3e6), "cuda": (2048, 1e10)}
+TILE = {"cpu": (128, 3e6), "cuda": (2048, 4e9)}
 COUNTED = 32  # operations that it takes to count a pair besides its product
 Index = npt.NDArray[np.int64]
 
@@ -56,11 +56,11 @@ def cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> Tiles:
     are in products of a candidate with a point. By NumPy, which is quicker to start.
     """
     most, operations = TILE.get(low.device.type, TILE["cpu"])
-    start, at = operations / (2 * p + COUNTED), (high > low).nonzero()[:, 0]
-    first, last, kind = (v[at].cpu().numpy() for v in (low, high, label))
-    width = np.frexp((last - first).astype(np.float64))[1] // 2
-    key = np.lexsort((first, width, kind))
-    order, first, last, kind = (v[key] for v in (at.cpu().numpy(), first, last, kind))
+    start, (first, last, kind) = operations / (2 * p + COUNTED), torch.stack([low, high, label]).cpu().numpy()
+    at = np.flatnonzero(last > first)
+    width = np.frexp((last[at] - first[at]).astype(np.float64))[1] // 2
+    order = at[np.lexsort((first[at], width, kind[at]))]
+    first, last, kind = (v[order] for v in (first, last, kind))
     k, missing = len(order), -len(order) % most
     # Classes are so far apart that no tile reaches from one to the next; what fills up the last tile has no range.
     lows = np.concatenate([first + (kind << 40), np.full(missing, 2**60)])

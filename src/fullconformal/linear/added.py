@@ -3,33 +3,47 @@
 With the rest of the bag quadratic, the logits of an added point x move from z to z̄ = z − E r(z̄) with E = J_x H⁻¹ J_xᵀ: K equations for a
 candidate. Newton's method goes on from there; its steps, and those that leave a point out, are solved for by conjugate gradients which the
 inverse Hessian of the fit on Z preconditions: a product with the Hessian of a bag is two products with the points.
+
+Steps are held as rows (B, K, d) and logits as (B, K, n): every pass goes along memory, and columns that are done are left out at no cost.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import Change, LinearBag, at_points, gradient, logits, pulled
-from fullconformal.linear.hessian import Fits, inner, rounding
-from fullconformal.linear.newton import CONVERGED, refit, repulled
-from fullconformal.linear.reference import Moved, Reference, moved
+from fullconformal.linear.bag import (
+    EPS,
+    Change,
+    Counted,
+    FloatArray,
+    LinearBag,
+    NoMinimiser,
+    at_points,
+    with_labels,
+)
+from fullconformal.linear.hessian import Fits, inner, largest_logit, rounding
+from fullconformal.linear.newton import CONVERGED, quadratic, refit, repulled
+from fullconformal.linear.reference import Moved, least_factors, moved
 from fullconformal.losses import relative
+from fullconformal.runtime.tasks import Progress
 
 # Steps, or products of one, after which a fit is left to a method with line search.
 MOST = 60
 
-Stop = Callable[[Tensor, Tensor, Tensor], Tensor]
+Stop = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Added:
-    """Fits of all columns' bags: Θ (d, K, B), logits of the training (n, K, B) and the added points (K, B), and their errors.
+    """Fits of all columns' bags: Θ (d, K, B), logits of the training (B, K, n) and the added points (K, B), and their errors.
 
-    ``pi`` (n, C, B) are probabilities of the training points.
+    ``pi`` (B, C, n) are probabilities of the training points.
 
     A logit of a point is off by a range of at most spread^½ times ``reach`` (B,), spread at the fit on Z, and the logits of all points by
     ``error`` (B,), infinite where no fit was found. ``E`` (K, K, B) is the added points' leverage at the fit on Z, ``kappa`` (B,)
@@ -47,6 +61,11 @@ class Added:
     error: Tensor
     moved: Moved
 
+    @cached_property
+    def rough(self) -> Tensor:
+        """Probabilities (B, K, n) in float32."""
+        return self.pi[:, 1:].float().contiguous()
+
     @property
     def spread(self) -> Tensor:
         """Spread (B,) of the added points at the fit on Z."""
@@ -55,8 +74,18 @@ class Added:
 
 
 @torch.no_grad()
-def fit_added(bag: LinearBag, change: Change, columns: Tensor, tolerance: float, theta: Tensor | None = None) -> Added:
-    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest; from Θ (d, K, B)."""
+def fit_added(
+    bag: LinearBag,
+    change: Change,
+    columns: Tensor,
+    tolerance: float,
+    theta: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Added:
+    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest; from Θ (d, K, B).
+
+    Logits and probabilities are of some precision.
+    """
     base, C, K = bag.base, bag.n_classes, bag.K
     objects = change[::C]
     x, (d, m) = objects.x, objects.x.shape
@@ -64,20 +93,26 @@ def fit_added(bag: LinearBag, change: Change, columns: Tensor, tolerance: float,
     E = inner(x, V)
     E, z = (part.repeat_interleave(C, -1) for part in (E, at_points(x, start)))
     if theta is None:
-        u = _quadratic(E, z, change.y)
+        u = quadratic(E, z, change.y)
         step = torch.einsum("pkm,kmc->pmc", V, u.view(K, m, C)).reshape(d, K, m * C)
         theta = start[:, :, columns // C] - step[:, :, columns]
     E, change = E[..., columns], change[columns]
     kappa = relative.spread(E[tuple(relative.pairs(K, E.device)[0])]).sqrt().clamp(min=base.kappa)
-    theta, mu, z, pi = _newton(bag, change, theta, tolerance / kappa)
+    theta, mu, z, pi = _newton(bag, change, theta, tolerance / kappa, dtype)
     z_added = at_points(change.x, theta)
-    leverage = (relative.unpacked(relative.second(relative.probabilities(z_added))) * E).sum((0, 1))
-    mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
-    first = moved(bag.reference, pi, leverage, torch.zeros_like(mu), change.factors)
+    leverage = (relative.unpacked(relative.second(z_added)) * E).sum((0, 1))
+    grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
+    far = moved(bag.reference, pi, leverage, change.factors).spoilt(grain)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
-    error = _error(kappa * mu / first.whole)
-    grown = Moved(first.least * torch.exp(-error), first.most * torch.exp(error))
-    return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, grown)
+    error = _error(kappa * mu / far.whole)
+    return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far.spoilt(error))
+
+
+def _granted(bag: LinearBag, change: Change, theta: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rounding (B,) granted to a gradient, in the norm of H⁻¹: of the logits, and of residuals off by units of one."""
+    units = torch.finfo(dtype).eps * bag.reference.spread.sqrt().sum()
+    granted: Tensor = len(bag.X) ** 0.5 * rounding(bag, change, theta, dtype) + units
+    return granted
 
 
 def _repenalised(bag: LinearBag, objects: Change) -> Tensor:
@@ -86,7 +121,7 @@ def _repenalised(bag: LinearBag, objects: Change) -> Tensor:
     if objects.factors is None:
         return base.theta[:, :, None].expand(d, bag.K, m)
     pull = repulled(bag, objects)
-    return base.theta[:, :, None] - (base.inverse @ pull.flatten(0, 1)).view_as(pull)
+    return base.theta[:, :, None] - turn(base.solve(turn(pull)))
 
 
 @torch.no_grad()
@@ -97,9 +132,8 @@ def fit_repenalised(bag: LinearBag, objects: Change, tolerance: float) -> tuple[
     # A point of zeros has a constant loss: nothing is added.
     alone, kappa = replace(objects, x=torch.zeros_like(objects.x)), objects.x.new_full(objects.y.shape, bag.base.kappa)
     theta, mu, _, pi = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
-    mu = mu + len(bag.X) ** 0.5 * rounding(bag, alone, theta)
-    zero = torch.zeros_like(mu)
-    whole = moved(bag.reference, pi, zero, zero, objects.factors).whole
+    mu = mu + _granted(bag, alone, theta)
+    whole, _ = least_factors(bag.reference, pi, objects.factors)
     return theta, bag.base.spread_at(objects.x).sqrt() * _error(kappa * mu / whole) / kappa
 
 
@@ -110,35 +144,12 @@ def refine(bag: LinearBag, change: Change, theta: Tensor, tolerance: float = CON
     # Rounding keeps a gradient from being smaller.
     goal = torch.maximum(tolerance / kappa, len(bag.X) ** 0.5 * rounding(bag, change, theta))
     theta, mu, _, pi = _newton(bag, change, theta, goal)
-    slopes = gradient(bag, change, theta, relative.residual_(pi[:, 1:].contiguous(), bag.y[:, None]))
+    slopes = turn(_gradient(bag, change, turn(theta), pi))
     fits, lost = Fits(theta, torch.full_like(mu, torch.inf), slopes), (mu > goal).nonzero().squeeze(1)
     if len(lost):
         again = refit(bag, change[lost], theta[:, :, lost])
         fits.theta[:, :, lost], fits.gradient[:, :, lost] = again.theta, again.gradient
     return fits
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Steps A'r (n, K, B) of the logits of the training points that leave each out of the bag it is in, and their errors (n, B), in range.
-
-    ``length`` (n, B) is a bound on (rᵀA'r)^½, ``spread`` (n, B) one on the spread of A'.
-    """
-
-    shift: Tensor
-    error: Tensor
-    length: Tensor
-    spread: Tensor
-
-
-def leave_out(at: Reference, fits: Added, r: Tensor) -> LeftOut:
-    """The steps of residuals r (n, K, B) at the fits, A' enclosed by A° and the factors by which the Hessian moved."""
-    low, high = 1 / fits.moved.most, 1 / fits.moved.least
-    s, spread = torch.bmm(at.left_out, r), at.left_out_spread[:, None]
-    length = (r * s).sum(1).clamp(min=0.0).sqrt()
-    rounded = 4 * at.rounding * (1 + at.odds[:, None])
-    error = (high - low) / 2 * spread.sqrt() * length + rounded * high * spread
-    return LeftOut(s.mul_(((low + high) / 2)[:, None]), error, high.sqrt() * length, high * spread)
 
 
 def _error(share: Tensor) -> Tensor:
@@ -147,127 +158,149 @@ def _error(share: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fit_without(bag: LinearBag, change: Change, theta: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Fits Θ (d, K, B) of bags with a point added and one left out, from Θ, and the error (B,) of the logits of those left out."""
-    at, removed = bag.reference, change.removed
-    kappa = bag.base.spread_at(change.x).sqrt().clamp(min=bag.base.kappa)
-    theta, mu, _, pi = _newton(bag, change, theta, tolerance / kappa)
-    mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
-    zero = torch.zeros_like(mu)
-    least = moved(at, pi, zero, zero, change.factors).least[removed, torch.arange(len(mu), device=mu.device)]
+def fit_without(
+    bag: LinearBag, change: Change, theta: Tensor, kappa: Tensor, tolerance: float, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Fits Θ (d, K, B) of bags with a point added and one left out, from Θ, and the error (B,) of the logits of those left out.
+
+    κ (B,) is the root of the largest spread at the fit on Z.
+    """
+    at, removed = bag.reference, torch.as_tensor(change.removed)
+    theta, mu, _, pi = _newton(bag, change, theta, tolerance / kappa, dtype)
+    grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
+    least = least_factors(at, pi, change.factors)[1].gather(1, removed[:, None])[:, 0] * torch.exp(-grain)
     # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
     return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 
 
-def _quadratic(E: Tensor, z: Tensor, y: Tensor) -> Tensor:
-    """Residuals r(z̄) (K, B) where z̄ = z − E r(z̄), given E (K, K, B), z (K, B) and labels y (B,)."""
-    eye, E = torch.eye(len(z), dtype=z.dtype, device=z.device), E.permute(2, 0, 1)
-    now, r = z, z
-    for _ in range(MOST):
-        pi = relative.probabilities(now)
-        r = relative.residual(pi, y)
-        left = now - z + (E @ r.T[:, :, None])[:, :, 0].T
-        S = relative.unpacked(relative.second(pi)).permute(2, 0, 1)
-        found, _ = torch.linalg.solve_ex(eye + E @ S, left.T[:, :, None])
-        step = found[:, :, 0].T
-        R = relative.range_of(step)
-        if not float(R.max()) > 1e-6:
-            break
-        now = now - torch.where(R > 1, torch.log1p(R) / R, 1.0) * step
-    return r
+def turn(part: Tensor) -> Tensor:
+    """Θ (d, K, B) as rows (B, K, d), and rows as Θ."""
+    return part.permute(2, 1, 0).contiguous()
 
 
-def _newton(bag: LinearBag, change: Change, theta: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def logits_of(bag: LinearBag, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Logits (B, K, n) of the training points, in a precision."""
+    B, K, d = rows.shape
+    return (rows.to(dtype).view(B * K, d) @ bag.points(dtype).T).view(B, K, -1)
+
+
+def _summed(bag: LinearBag, change: Change, r: Tensor) -> Tensor:
+    """Σ_i r_i x_iᵀ (B, K, d) of r (B, K, n), of which that of removed points is set to zero."""
+    B, K, n = r.shape
+    if change.removed is not None:
+        r[torch.arange(B, device=r.device), :, change.removed] = 0.0
+    return (r.view(B * K, n) @ bag.points(r.dtype)).view(B, K, -1).double()
+
+
+def _pulled_(bag: LinearBag, change: Change, rows: Tensor, out: Tensor) -> Tensor:
+    """Add ΛTΘ, the gradient of the columns' penalties, to out (B, K, d)."""
+    penalty = bag.penalty if change.factors is None else (bag.penalty[:, None] * change.factors).T[:, None]
+    return out.addcmul_(bag.coupling @ rows, penalty.expand_as(out))
+
+
+def _gradient(bag: LinearBag, change: Change, rows: Tensor, pi: Tensor) -> Tensor:
+    """∇F (B, K, d) given probabilities (B, C, n) of the training points."""
+    x = change.x.T[:, None]
+    r = relative.residual((rows * x).sum(2).T, change.y)
+    G = _summed(bag, change, pi[:, 1:] - bag.reference.own[1:])
+    return _pulled_(bag, change, rows, G).add_(r.T[:, :, None] * x)
+
+
+def _newton(
+    bag: LinearBag, change: Change, theta: Tensor, goal: Tensor, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Minimisers Θ (d, K, B) from Θ and their |∇F| in the norm of H⁻¹ at the fit on Z, below the goal (B,) where all went well.
 
-    And the logits (n, K, B) and probabilities (n, C, B) of the training points there.
+    And the logits (B, K, n) and probabilities (B, C, n) of the training points there, in some precision.
     """
-    inverse, out, left = bag.base.inverse, theta.clone(), theta.new_full(goal.shape, torch.inf)
-    columns, z = torch.arange(len(goal), device=theta.device), logits(bag, theta)
-    for steps in range(MOST):
-        pi = relative.all_probabilities(z)
-        r = relative.residual_(pi[:, 1:].contiguous(), bag.y[:, None])
-        G = gradient(bag, change, theta, r).flatten(0, 1)
-        mu = (G * (inverse @ G)).sum(0).clamp(min=0.0).sqrt()
-        better = mu < left[columns]
-        out[:, :, columns[better]], left[columns[better]] = theta[:, :, better], mu[better]
+    rows, left = turn(theta), theta.new_full(goal.shape, torch.inf)
+    columns, z = torch.arange(len(goal), device=theta.device), logits_of(bag, rows, dtype)
+    found = rows, z, relative.all_probabilities(z)
+    pi = found[2]
+    for _ in range(MOST):
+        G = _gradient(bag, change, rows, pi)
+        mu = (G * bag.base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt()
+        better = (mu < left[columns]).nonzero().squeeze(1)
+        at = columns[better]
+        left[at] = mu[better]
+        if len(at) == len(left):
+            found = rows, z, pi
+        else:
+            for into, part in zip(found, (rows, z, pi), strict=True):
+                into[at] = part[better]
         on = (mu > goal[columns]).nonzero().squeeze(1)
         if not len(on):
-            if not steps:
-                return out, left, z, pi
             break
         if len(on) < len(columns):
-            columns, change, G, mu = columns[on], change[on], G[:, on], mu[on]
-            theta, z, pi = theta[:, :, on], z[:, :, on], pi[:, :, on]
+            columns, change = columns[on], change[on]
+            G, mu, rows, z, pi = (part.index_select(0, on) for part in (G, mu, rows, z, pi))
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
         enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.1))
 
-        def stop(at: Tensor, _: Tensor, norm: Tensor, enough: Tensor = enough) -> Tensor:
+        def stop(at: Tensor, _: Tensor, __: Tensor, norm: Tensor, enough: Tensor = enough) -> Tensor:
             return norm <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
-        step = conjugate(bag, change, pi[:, 1:], theta, G, stop, torch.float32).double().view_as(theta)
-        dz = logits(bag, step)
-        R = torch.maximum(relative.range_of(dz).amax(0), relative.range_of(at_points(change.x, step)))
-        t = torch.where(R > 1, torch.log1p(R) / R, 1.0)
-        theta, z = theta - t * step, z - t * dz
-    z = logits(bag, out)
-    return out, left, z, relative.all_probabilities(z)
+        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop)
+        dz = logits_of(bag, step, dtype)
+        R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
+        t = torch.where(R > 1, torch.log1p(R) / R, 1.0)[:, None, None]
+        rows, z = rows - t * step, torch.addcmul(z, t.to(dtype), dz, value=-1.0)
+        pi = relative.all_probabilities(z)
+    return turn(found[0]), left, found[1], found[2]
 
 
-def conjugate(
-    bag: LinearBag,
-    change: Change,
-    pi: Tensor,
-    theta: Tensor | None,
-    right: Tensor,
-    stop: Stop,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """H̄⁻¹ right (p, B) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (n, K, B).
+def _widest(dz: Tensor) -> Tensor:
+    """The largest range (B,) of logits (B, K, n) of a point; where that of all points is below one, rather that, in a third of the time."""
+    of_all = dz.amax((1, 2)).clamp(min=0.0) - dz.amin((1, 2)).clamp(max=0.0)
+    return relative.range_of(dz).amax(1) if bool((of_all > 1).any()) else of_all
 
-    ``stop(columns, solution, norm)`` says of some columns whether what is left of the right side, its norm that of H⁻¹ at the fit on Z, is
-    small enough.
+
+def conjugate(bag: LinearBag, change: Change, pi: Tensor, theta: Tensor | None, right: Tensor, stop: Stop) -> Tensor:
+    """H̄⁻¹ right (B, K, d) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (B, K, n).
+
+    Products are of their precision. ``stop(columns, solution, step, norm)`` says of some columns whether what is left of the right side
+    is small enough: its norm, rounding included, is that of H⁻¹ at the fit on Z, which times what is left is the step.
     """
-    (X, inverse), (d, K) = bag.points(dtype), bag.base.theta.shape
-    own = None if theta is None else relative.probabilities(at_points(change.x, theta))
-    change = replace(change, x=change.x.to(dtype))
-    pi, right, own = pi.to(dtype), right.to(dtype), None if own is None else own.to(dtype)
-    out, columns = torch.zeros_like(right), torch.arange(right.shape[1], device=right.device)
-    w, r, v = out, right, out
-    before = right.new_ones(len(columns))
+    own = None if theta is None else relative.probabilities(at_points(change.x, theta)).T
+    unit = 4 * torch.finfo(pi.dtype).eps * len(bag.X) ** 0.5
+    out, columns = torch.zeros_like(right), torch.arange(len(right), device=right.device)
+    w, r, v, before, lost = out, right, out, right.new_ones(len(columns)), right.new_zeros(len(columns))
     if not len(columns):
         return out
     for _ in range(MOST):
-        s = inverse @ r
-        now = (r * s).sum(0)
-        on = ~stop(columns, w, now.clamp(min=0.0).sqrt()) & (now > 0)
+        s = bag.base.solve(r)
+        now = (r * s).sum((1, 2))
+        norm = now.clamp(min=0.0).sqrt()
+        on = ~stop(columns, w, s, norm + lost) & (norm > lost)
         if not bool(on.all()):
-            out[:, columns[~on]] = w[:, ~on]
+            out[columns[~on]] = w[~on]
             keep = on.nonzero().squeeze(1)
             columns, change = columns[keep], change[keep]
-            w, r, v, s, now, before = (part[..., keep] for part in (w, r, v, s, now, before))
-            pi, own = pi[:, :, keep], None if own is None else own[:, keep]
             if not len(keep):
                 return out
-        v = s + now / before * v
+            w, r, v, s, now, before, lost, pi = (
+                part.index_select(0, keep) for part in (w, r, v, s, now, before, lost, pi)
+            )
+            own = None if own is None else own[keep]
+        v = torch.addcmul(s, (now / before)[:, None, None], v)
         before = now
-        Hv = _product(bag, X, change, pi, own, v.view(d, K, -1)).view_as(v)
-        length = now / (v * Hv).sum(0)
-        w, r = w + length * v, r - length * Hv
-    out[:, columns] = w
+        Hv = _product(bag, change, pi, own, v)
+        length = (now / (v * Hv).sum((1, 2)))[:, None, None]
+        w, r = torch.addcmul(w, length, v), torch.addcmul(r, length, Hv, value=-1.0)
+        # Logits of a step are rounded as those of a fit, which passes into products as into gradients.
+        lost = lost + unit * largest_logit(bag, change, (length * v).permute(2, 1, 0))
+    out[columns] = w
     return out
 
 
-def _product(bag: LinearBag, X: Tensor, change: Change, pi: Tensor, own: Tensor | None, v: Tensor) -> Tensor:
-    """H̄v (d, K, B)."""
-    u = second_product_(pi, (X @ v.flatten(1)).view(len(X), *v.shape[1:]))
-    if change.removed is not None:
-        u[change.removed, :, torch.arange(u.shape[2], device=u.device)] = 0.0
-    out = (X.T @ u.view(len(u), -1)).view_as(v)
-    out += pulled(bag, change, v)
+def _product(bag: LinearBag, change: Change, pi: Tensor, own: Tensor | None, v: Tensor) -> Tensor:
+    """H̄v (B, K, d) of rows v."""
+    out = _summed(bag, change, second_product_(pi, logits_of(bag, v, pi.dtype)))
+    _pulled_(bag, change, v, out)
     if own is not None:
-        out += change.x[:, None, :] * second_product_(own, at_points(change.x, v))
+        x = change.x.T[:, None]
+        out += second_product_(own[:, :, None], (v * x).sum(2, keepdim=True)) * x
     return out
 
 
@@ -275,3 +308,54 @@ def second_product_(pi: Tensor, u: Tensor) -> Tensor:
     """ℓ''u (..., K, B) in place of u."""
     u *= pi
     return u.sub_(pi * u.sum(-2, keepdim=True))
+
+
+def count_objects(
+    bag: LinearBag,
+    objects: Change,
+    count: Callable[[Change], Counted],
+    weight: Tensor | FloatArray | None,
+    memory: int,
+    progress: Progress | None,
+) -> tuple[FloatArray, FloatArray]:
+    """Counts for all candidates of objects from those of the candidates of blocks of them.
+
+    Where the bags of an object cannot be fitted all points are tied with it, so that its p-values are one, and a warning says so.
+    """
+    lost: dict[int, str] = {}
+    weights = bag.base.theta.abs()  # of Z, without whose fit there is nothing
+    tied = torch.full((bag.n_classes,), float(len(bag.X))) if weight is None else torch.as_tensor(weight).sum(0)
+
+    def counted(objects: Change) -> Tensor:
+        try:
+            # Logits of which rounding leaves no digits behind the point need not be tried.
+            if bool((objects.x.abs().T @ weights > 1e-3 / EPS).any()):
+                raise bag.no_minimiser(objects)
+            return torch.stack(count(with_labels(bag, objects))).view(2, -1, bag.n_classes)
+        except NoMinimiser as error:
+            if len(objects.y) > 1:
+                halves = torch.arange(len(objects.y), device=objects.y.device).tensor_split(2)
+                return torch.cat([counted(objects[half]) for half in halves], 1)
+            lost[-1 if objects.row is None else int(objects.row)] = str(error)
+            return torch.stack([0 * tied, tied])[:, None].to(objects.x)
+
+    x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
+    # On a CPU logits of a block stay in the cache.
+    width = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
+    out, done = x.new_zeros(2, m, C), 0
+    while done < m:
+        # The first of many blocks are small, so that the pace is known early.
+        part = slice(done, done + (max(1, width // 16) if m > width and done < width // 8 else width))
+        out[:, part] = counted(objects[part])
+        done = min(part.stop, m)
+        if progress is not None:
+            progress(done, m)
+    if lost:
+        rows = f"{', '.join(map(str, list(lost)[:10]))}{' and others' * (len(lost) > 10)}"
+        warnings.warn(
+            f"the p-values of {len(lost)} of {m} objects are one, their sets hold every label (objects {rows}, counted from 0): "
+            f"{next(iter(lost.values()))}",
+            stacklevel=6,
+        )
+    greater, equal = out.cpu().numpy()
+    return greater, equal

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fullconformal.linear.products import Products
-from fullconformal.losses.relative import margin, probabilities_, residual_
+from fullconformal.losses.relative import margin, residual
 from fullconformal.runtime.numerics import LITTLE, blas_alone, threads
 from fullconformal.runtime.tasks import Progress
 
@@ -157,7 +157,7 @@ class LinearBag:
 
     def no_minimiser(self, change: Change | None) -> NoMinimiser:
         """The error that says why no fit of changed bags was found: there is one where all but the intercept is penalised."""
-        if change is not None and (told := self._far_object(change)):
+        if change is not None and (told := self.far_object(change)):
             return NoMinimiser(told)
         if self.free[0]:
             return NoMinimiser(
@@ -175,22 +175,19 @@ class LinearBag:
             "the weights. Set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
         )
 
-    def _far_object(self, change: Change) -> str:
+    def far_object(self, change: Change) -> str:
         """Which object lies farthest beyond the training points, in words; empty where none does."""
         distance = change.x.abs() / self.largest.clamp(min=1.0)[:, None]
         j, column = divmod(int(distance.argmax()), distance.shape[1])
         if distance[j, column] <= FAR:
             return ""
-        name, others = "an object to be predicted", ""
+        name = "an object to be predicted"
         if change.row is not None:
             name = f"object {int(change.row[column])} of those to be predicted (counted from 0)"
-            far = change.row[distance.amax(0) > FAR].unique().tolist()
-            if len(far) > 1:
-                others = f" Far away are {', '.join(map(str, far[:10]))}{' and others' * (len(far) > 10)}."
         return (
             f"{name} lies too far from the training points for float64: its {self._name(j)} is "
             f"{float(self._given(j, change.x[j, column])):.3g}, in the training points at most "
-            f"{float(self._given(j, self.X[:, j]).abs().max()):.3g} in size.{others} "
+            f"{float(self._given(j, self.X[:, j]).abs().max()):.3g} in size. "
             "Look for a wrong unit or a placeholder, and leave such objects out or clip them."
         )
 
@@ -224,15 +221,13 @@ class LinearBag:
             f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
         )
 
-    def points(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """X (n, d) and the inverse Hessian (p, p) of the fit on Z in a precision."""
-        if dtype not in self._points:
-            self._points[dtype] = self.X.to(dtype), self.base.inverse.to(dtype)
-        return self._points[dtype]
+    def points(self, dtype: torch.dtype) -> Tensor:
+        """X (n, d) in a precision."""
+        return self.X if dtype == torch.float64 else self._rough
 
     @cached_property
-    def _points(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
-        return {}
+    def _rough(self) -> Tensor:
+        return self.X.float()
 
     @cached_property
     def white(self) -> Tensor:
@@ -272,7 +267,7 @@ def logits(bag: LinearBag, theta: Tensor) -> Tensor:
 
 def at_points(x: Tensor, theta: Tensor) -> Tensor:
     """Logits (K, B) of one point x (d, B) per column."""
-    return torch.einsum("db,dkb->kb", x, theta)
+    return (x[:, None] * theta).sum(0)  # in a twentieth of the time of einsum
 
 
 def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -> Tensor:
@@ -306,13 +301,13 @@ def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) ->
     G = (flat.T @ bag.X).T.reshape(d, K, B) if B == 1 else (bag.X.T @ flat).view(d, K, B)
     G += pulled(bag, change, theta)
     if change is not None:
-        G += change.x[:, None, :] * residual_(probabilities_(at_points(change.x, theta)), change.y)
+        G += change.x[:, None, :] * residual(at_points(change.x, theta), change.y)
     return G
 
 
 def residuals(bag: LinearBag, theta: Tensor) -> Tensor:
     """Residuals (n, K, B) of the training points at Θ (d, K, B)."""
-    return residual_(probabilities_(logits(bag, theta)), bag.y[:, None])
+    return residual(logits(bag, theta), bag.y[:, None])
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -364,21 +359,4 @@ def count_all(
         if progress is not None:
             progress((int(columns[-1]) + 1) // C, m)
     greater, equal = out.view(2, m, C).cpu().numpy()
-    return greater, equal
-
-
-def count_objects(
-    bag: LinearBag, objects: Change, count: Callable[[Change], Counted], memory: int, progress: Progress | None
-) -> tuple[FloatArray, FloatArray]:
-    """Counts for all candidates of objects from those of the candidates of blocks of them."""
-    x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
-    # On a CPU logits of a block stay in the cache.
-    width = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
-    out = x.new_zeros(2, m, C)
-    for first in range(0, m, width):
-        block = with_labels(bag, objects[first : first + width])
-        out[:, first : first + width] = torch.stack(count(block)).view(2, -1, C)
-        if progress is not None:
-            progress(min(first + width, m), m)
-    greater, equal = out.cpu().numpy()
     return greater, equal

@@ -10,13 +10,13 @@ decides it; only the rest are fitted, all together, each until its own order is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import fit_added, fit_repenalised, fit_without, leave_out, second_product_
+from fullconformal.linear.added import Added, count_objects, fit_added, fit_repenalised, fit_without, second_product_
 from fullconformal.linear.bag import (
     Change,
     Counted,
@@ -25,12 +25,12 @@ from fullconformal.linear.bag import (
     as_objects,
     at_points,
     comparison,
-    count_objects,
     logits,
 )
 from fullconformal.linear.hessian import certify, curvature, rounding
 from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
 from fullconformal.linear.newton import CONVERGED, ROUGH, refit
+from fullconformal.linear.reference import Reference
 from fullconformal.linear.symmetric import BLOCK, COARSE, FLOOR, Enough, symmetric_counts
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
@@ -67,7 +67,7 @@ def exact_counts(
 
         return counts(deleted_order(bag, change, left, memory_budget))
 
-    return count_objects(bag, as_objects(X_test, factors), counted, memory_budget, progress)
+    return count_objects(bag, as_objects(X_test, factors), counted, weight, memory_budget, progress)
 
 
 @torch.no_grad()
@@ -78,30 +78,63 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
     """
     if bag.K == 1:
         return _binary_order(bag, change, memory)
-    at, fits = bag.reference, fit_added(bag, change, torch.arange(len(change.y), device=change.y.device), ROUGH)
-    theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
-    r = relative.residual_(fits.pi[:, 1:].contiguous(), y)
-    step = leave_out(at, fits, r)
+    at, every = bag.reference, torch.arange(len(change.y), device=change.y.device)
+    fits = fit_added(bag, change, every, COARSE, dtype=bag.reference.rough)
+    theta, y, (tau, tau_error) = fits.theta, bag.y, _own_scores(bag, change)
+    r = relative.residual(fits.z.double(), y)
+    step = _leave_out(at, fits, r)
     # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
-    grown = ((1 + at.odds[:, None]) / fits.moved.least).sqrt()
-    known = rounding(bag, change, theta) + FLOOR + at.spread.sqrt()[:, None] * fits.reach
-    error = step.error + bounds(step.spread, step.length, grown * fits.kappa, grown * fits.mu) + known
-    order: Tensor = pvalues.order(
-        relative.margin(fits.z + step.shift, y), tau, (error + tau_error).nan_to_num(torch.inf, torch.inf)
-    )
+    grown = ((1 + at.odds) / fits.moved.least).sqrt()
+    grain = rounding(bag, change, theta, bag.reference.rough)[:, None]
+    known = grain * (1 + step.spread / 4) + FLOOR + at.spread.sqrt() * fits.reach[:, None]
+    error = step.error + bounds(step.spread, step.length, grown * fits.kappa[:, None], grown * fits.mu[:, None]) + known
+    slack = (error + tau_error[:, None]).nan_to_num(torch.inf, torch.inf)
+    order: Tensor = pvalues.order(relative.margin(fits.z + step.shift, y), tau[:, None], slack)
     # Its loss is no less than with it.
-    order[relative.margin(fits.z, y) - known > tau + tau_error] = 1
-    _count_last_points(bag, change, order)
+    order[relative.margin(fits.z, y) - known > (tau + tau_error)[:, None]] = 1
+    _count_last_points(bag, change, order.T)
     width = max(1, min(memory // 4, BLOCK // 32) // (8 * len(bag.X) * bag.K))
-    for accuracy in (COARSE, ROUGH, 0.0):
-        column, point = ((order.T == 0) & left(order)[:, None]).nonzero(as_tuple=True)
+    for accuracy in (torch.inf, COARSE, ROUGH, 0.0):
+        column, point = ((order == 0) & left(order.T)[:, None]).nonzero(as_tuple=True)
         for first in range(0, len(column), width):
             c, i = column[first : first + width], point[first : first + width]
+            still = left(order.T)[c]
+            c, i = c[still], i[still]
+            if not len(c):
+                continue
             own = replace(change[c], removed=i)
-            pull = second_product_(at.pi[i, 1:, 0].T, step.shift[i, :, c].T)
-            start = theta[:, :, c] + _steps(bag, i, r[i, :, c] + pull.T)
-            order[i, c] = _refitted_order(bag, own, start, tau[c], tau_error[c] + FLOOR * (accuracy > 0), accuracy)
-    return order
+            pull = second_product_(at.pi[1:, i], step.shift[c, :, i].T)
+            start = theta[:, :, c] + _steps(bag, i, r[c, :, i] + pull.T)
+            if accuracy:
+                dtype = torch.float64 if accuracy <= ROUGH else bag.reference.rough
+                start, error = fit_without(bag, own, start, fits.kappa[c], accuracy, dtype)
+                order[c, i] = _against(bag, own, start, tau[c], tau_error[c] + error + FLOOR).nan_to_num(0)
+            else:
+                order[c, i] = _refitted_order(bag, own, start, tau[c], tau_error[c])
+    return order.T
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Steps A'r (B, K, n) of the logits of the training points that leave each out of the bag it is in, and their errors (B, n), in range.
+
+    ``length`` (B, n) is a bound on (rᵀA'r)^½, ``spread`` (B, n) one on the spread of A'.
+    """
+
+    shift: Tensor
+    error: Tensor
+    length: Tensor
+    spread: Tensor
+
+
+def _leave_out(at: Reference, fits: Added, r: Tensor) -> LeftOut:
+    """The steps of residuals r (B, K, n) at the fits, A' enclosed by A° and the factors by which the Hessian moved."""
+    low, high = 1 / fits.moved.most, 1 / fits.moved.least
+    s, spread = torch.bmm(at.left_out, r.permute(2, 1, 0)).permute(2, 1, 0), at.left_out_spread
+    length = (r * s).sum(1).clamp(min=0.0).sqrt()
+    rounded = 4 * at.rounding * (1 + at.odds)
+    error = (high - low) / 2 * spread.sqrt() * length + rounded * high * spread
+    return LeftOut(s * ((low + high) / 2)[:, None], error, high.sqrt() * length, high * spread)
 
 
 def _own_scores(bag: LinearBag, change: Change) -> tuple[Tensor, Tensor]:
@@ -130,8 +163,7 @@ def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
     fits = refit(bag, change, tolerance=ROUGH)
     theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
     z = logits(bag, theta)
-    pi = relative.probabilities(z)
-    S, r = relative.second(pi), relative.residual(pi, y)
+    S, r = relative.second(z), relative.residual(z, y)
     C = curvature(bag, change, theta, S, bag.precision)
     mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
@@ -149,7 +181,7 @@ def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
     for at in range(0, len(column), width):
         c, i = column[at : at + width], point[at : at + width]
         start = theta[:, :, c] + _own_steps(bag, C.inverse, c, i, dual[i, :, c])
-        order[i, c] = _refitted_order(bag, replace(change[c], removed=i), start, tau[c], tau_error[c], 0.0)
+        order[i, c] = _refitted_order(bag, replace(change[c], removed=i), start, tau[c], tau_error[c])
     return order
 
 
@@ -163,19 +195,17 @@ def _own_steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, d
     return bag.unseen(steps, inverse.dtype).view(len(steps), bag.K, -1)
 
 
-def _refitted_order(
-    bag: LinearBag, change: Change, start: Tensor, tau: Tensor, tau_error: Tensor, accuracy: float
-) -> Tensor:
-    """Order (b,) of the removed points' scores against τ by fits of an accuracy; for zero, until it is decided or they converged."""
-    x, y = bag.X[change.removed].T, bag.y[change.removed]
+def _against(bag: LinearBag, change: Change, theta: Tensor, tau: Tensor, error: Tensor) -> Tensor:
+    """Order (b,) of the removed points' scores at fits Θ (d, K, b) against τ (b,), by errors (b,) of both."""
+    alpha = relative.margin(at_points(bag.X[change.removed].T, theta), bag.y[change.removed])
+    return torch.as_tensor(pvalues.order(alpha, tau, error + rounding(bag, change, theta)))
 
-    def order(columns: Tensor, theta: Tensor, error: Tensor) -> Tensor:
-        alpha = relative.margin(at_points(x[:, columns], theta), y[columns])
-        tie = error + rounding(bag, change[columns], theta) + tau_error[columns]
-        return torch.as_tensor(pvalues.order(alpha, tau[columns], tie))
 
-    every = torch.arange(len(tau), device=tau.device)
-    if accuracy:
-        return order(every, *fit_without(bag, change, start, accuracy)).nan_to_num(0)
-    fits = refit(bag, change, start, stop=lambda *state: order(*state) != 0)
-    return order(every, fits.theta, fits.error)
+def _refitted_order(bag: LinearBag, change: Change, start: Tensor, tau: Tensor, tau_error: Tensor) -> Tensor:
+    """Order (b,) of the removed points' scores against τ by fits until it is decided or they converged."""
+
+    def decided(columns: Tensor, theta: Tensor, error: Tensor) -> Tensor:
+        return _against(bag, change[columns], theta, tau[columns], tau_error[columns] + error) != 0
+
+    fits = refit(bag, change, start, stop=decided)
+    return _against(bag, change, fits.theta, tau, tau_error + fits.error)

@@ -83,23 +83,24 @@ class Regression:
         span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
         W = problem.theta.view(block.o, block.i).double()
         start = (M @ (W if span is None else by_numpy(span.start, W))).T.contiguous()
-        start = Units.of(a, penalty).start(start) if span is None else start
-        return cls.opened(problem, span, start, M, a)
+        units = Units.of(a, penalty) if span is None else None
+        return cls.opened(problem, span, start if units is None else units.start(start), M, a, units)
 
     @classmethod
     def opened(
-        cls, problem: Problem, span: Span | None, start: Tensor, M: Tensor | None = None, a: Tensor | None = None
-    ) -> Regression:
+        cls, problem: Problem, span: Span | None, start: Tensor, M: Tensor | None = None, a: Tensor | None = None,
+        units: Units | None = None,
+    ) -> Regression:  # fmt: skip
         """The same from a known span, whose fit on Z starts from weights (d, K)."""
         M = relative_outputs(problem) if M is None else M
         if M is None:
             raise ValueError("the model is no logistic regression with one L2 penalty for all classes.")
         a, penalty = design(problem, problem.X) if a is None else a, problem.penalty[: problem.blocks[0].i].double()
-        names = units = None
+        names = None
         if span is not None:
             a, penalty, names = by_numpy(span.coordinates, a), by_numpy(span.penalty, penalty), span.names
         else:
-            units = Units.of(a, penalty)
+            units = Units.of(a, penalty) if units is None else units
             a, penalty = units.points(a), penalty / units.scale**2
         between = torch.linalg.inv(M @ M.T).contiguous()
         given = None if units is None else torch.stack([units.centre, units.scale])

@@ -1,9 +1,7 @@
-"""Hessians of many changed bags at once, their inverses, and the leverages of all points.
+"""Hessians of many changed bags at once, their inverses, the leverages of all points, and bounds on the errors of fits.
 
 A weighted Gram matrix is linear in the weights, Σ_i w_i x_i x_iᵀ, and a leverage x_iᵀMx_i is linear in M: with the products of the
 features of each point laid out once, both are one matrix product for all bags together.
-
-Fits with bounds on their errors.
 
 Every bound rests on one fact. For the softmax loss D³ℓ[u, u, δ] = E(u − Eu)²(δ − Eδ) ≤ range(δ)·D²ℓ[u, u], so moving all logits
 of a bag by ranges ≤ R changes its Hessian by factors within e^(±R). Let H be the bag's Hessian at a reference point whose logits
@@ -21,9 +19,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, logits
+from fullconformal.linear.bag import Change, LinearBag, at_points, logits
 from fullconformal.linear.products import places
-from fullconformal.losses.relative import pairs, probabilities, second, spread, unpacked
+from fullconformal.losses.relative import pairs, second, spread, unpacked
 from fullconformal.runtime.numerics import threads
 
 # Numbers of the matrices of points that a CPU takes together, so that they stay in the cache.
@@ -52,7 +50,7 @@ def hessian(
     else:
         H += torch.kron((bag.white * bag.penalty) @ bag.white.T, bag.coupling).to(dtype)
     if change is not None:
-        x, S = bag.seen(change.x, dtype), unpacked(second(probabilities(at_points(change.x, theta)))).to(dtype)
+        x, S = bag.seen(change.x, dtype), unpacked(second(at_points(change.x, theta))).to(dtype)
         left = torch.einsum("ib,klb->bikl", x, S)
         H += torch.einsum("bikl,jb->bikjl", left, x).reshape(B, p, p)
     return H
@@ -98,6 +96,7 @@ class Curvature:
     A: Tensor  # (n, Q, B), of the training points
     A_added: Tensor  # (Q, B), of the added points
     rounding: Tensor
+    mass: Tensor  # Σ tr S (B,) of all points
 
     @cached_property
     def spread(self) -> Tensor:
@@ -131,12 +130,14 @@ def curvature(
     packed = (packed.mul_(2) if K == 1 else packed.add_(flat.index_select(1, corners[1]))).T.reshape(-1, S.shape[1], B)
     packed[pairs(d, M.device)[1].diagonal()] *= 0.5
     A = bag.products(dtype).quadratic(packed.flatten(1)).view_as(S).to(S.dtype)
-    A_added = A.new_zeros(packed.shape[1:])
+    A_added, own = A.new_zeros(packed.shape[1:]), pairs(K, M.device)[1].diagonal()
+    mass = S[:, own].sum((0, 1))
     if change is not None:
+        mass = mass + second(at_points(change.x, theta))[own].sum(0)
         x, (k, m) = bag.seen(change.x, dtype), pairs(K, M.device)[0]
         U = torch.einsum("bikjl,jb->bikl", M.view(B, d, K, d, K), x)
         A_added = torch.einsum("bikl,ib->klb", U, x)[k, m].to(A.dtype)
-    return Curvature(H, M, A, A_added, _rounding(len(bag.X), K, H, M))
+    return Curvature(H, M, A, A_added, _rounding(len(bag.X), K, H, M), mass)
 
 
 @lru_cache(maxsize=16)
@@ -166,7 +167,7 @@ def rough_precision(bag: LinearBag) -> torch.dtype:
     if not float(_rounding(len(bag.X), bag.K, base.hessian[None], base.inverse[None])) < 1e-3:
         return torch.float64
     theta = base.theta[:, :, None]
-    H = hessian(bag, None, theta, second(probabilities(logits(bag, theta))), torch.float32)
+    H = hessian(bag, None, theta, second(logits(bag, theta)), torch.float32)
     L = factor(H)
     if L is None:
         return torch.float64
@@ -201,6 +202,11 @@ class Base:
         W = torch.cat([torch.zeros_like(self.theta[:, :1]), self.theta], 1).T
         return W - W.mean(0)
 
+    def solve(self, rows: Tensor) -> Tensor:
+        """H⁻¹ rows (B, K, d); in this order a product of few columns takes half the time."""
+        B, K, d = rows.shape
+        return (rows.transpose(1, 2).reshape(B, d * K) @ self.inverse).view(B, d, K).transpose(1, 2).contiguous()
+
     def solve_points(self, x: Tensor) -> Tensor:
         """H⁻¹Jᵀ (p, K, B) of points x (d, B)."""
         d, K = self.theta.shape
@@ -223,12 +229,17 @@ def radius(mu: Tensor, R: Tensor | float, kappa: Tensor) -> Tensor:
     return torch.where(x < 1, -torch.log1p(-x.clamp(max=1.0)) / kappa, torch.inf)
 
 
-def rounding(bag: LinearBag, change: Change | None, theta: Tensor) -> Tensor:
-    """Rounding error (B,) granted to a logit at Θ (d, K, B): four units of Σ_j |x_j||θ_j|, x_j the largest there is."""
+def largest_logit(bag: LinearBag, change: Change | None, theta: Tensor) -> Tensor:
+    """Σ_j |x_j||θ_j| (B,) at Θ (d, K, B), x_j the largest there is."""
     size = bag.largest[:, None]
     if change is not None:
         size = torch.maximum(size, change.x.abs())
-    return (size * theta.abs().amax(1)).sum(0).add(1).mul(4 * EPS)
+    return (size * theta.abs().amax(1)).sum(0)
+
+
+def rounding(bag: LinearBag, change: Change | None, theta: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rounding error (B,) granted to a logit at Θ (d, K, B): four units of the largest sum of its terms there is."""
+    return largest_logit(bag, change, theta).add(1).mul(4 * torch.finfo(dtype).eps)
 
 
 def certify(
@@ -236,12 +247,12 @@ def certify(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """μ, κ and the error of every logit (B,) by the bags' own curvature at Θ, where the gradients are G (d, K, B).
 
-    The rounding of n logits passes into the gradient by at most n^½/2 of it, in the norm of H⁻¹.
+    Errors δ of the logits pass into the gradient as JᵀSδ, which in the norm of H⁻¹ is at most (Σ δᵀSδ)^½, and vᵀSv ≤ 8 tr S max|v|².
     """
     g = bag.seen(G.flatten(1), C.inverse.dtype).view_as(G).flatten(0, 1).T
     solved = (C.inverse @ g[:, :, None].to(C.inverse.dtype)).squeeze(2)
     mu = (1 + C.rounding) * (g * solved).sum(1).clamp(min=0.0).sqrt()
-    mu = mu + len(bag.X) ** 0.5 * rounding(bag, change, theta)
+    mu = mu + (8 * C.mass).clamp(max=len(bag.X)).sqrt() * rounding(bag, change, theta)
     kappa = torch.maximum(C.spread.amax(0), C.spread_added).clamp(min=torch.finfo(mu.dtype).tiny).sqrt()
     kappa = kappa * (1 + C.rounding)
     return mu, kappa, kappa * radius(mu, 0.0, kappa)

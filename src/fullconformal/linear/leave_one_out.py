@@ -17,7 +17,8 @@ from torch import Tensor
 from fullconformal.linear.bag import EPS, Change, LinearBag, logits
 from fullconformal.linear.hessian import TOGETHER, Fits, curvature, radius
 from fullconformal.linear.newton import refit
-from fullconformal.losses.relative import pairs, probabilities, residual, second, unpacked
+from fullconformal.losses.relative import pairs, residual, second, unpacked
+from fullconformal.runtime.numerics import LITTLE, threads
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ def leave_one_out(bag: LinearBag, memory: int = 2**28) -> Fits:
     """Fits of the n bags without one point each: a Newton step from the fit on Z, then `refit` until converged."""
     (n, d), base = bag.X.shape, bag.base
     theta = base.theta[:, :, None]
-    pi = probabilities(logits(bag, theta))
-    S, r = second(pi), residual(pi, bag.y[:, None])
+    z = logits(bag, theta)
+    S, r = second(z), residual(z, bag.y[:, None])
     A = curvature(bag, None, theta, S.clone()).A
     u = duals(S, r, deletion(A, S, r, 1).shift)
     step = (bag.X[:, :, None] * u[:, None, :, 0]).flatten(1) @ base.inverse
@@ -132,7 +133,9 @@ def leave_one_out(bag: LinearBag, memory: int = 2**28) -> Fits:
     change = Change(bag.X.new_zeros(d, n), bag.y.new_zeros(n), torch.arange(n, device=bag.X.device))
     width = max(1, memory // (32 * n * bag.K))
     parts = [slice(at, at + width) for at in range(0, n, width)]
-    fits = [refit(bag, change[part], start[:, :, part]) for part in parts]
+    # Of a hundred points two threads took four times as long as one.
+    with threads(1 if n * n * d * bag.K <= LITTLE else torch.get_num_threads()):
+        fits = [refit(bag, change[part], start[:, :, part]) for part in parts]
     return Fits(*(torch.cat([getattr(f, name) for f in fits], -1) for name in ("theta", "error", "gradient")))
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, coupled, gradient, logits, objective, residuals
 from fullconformal.linear.hessian import Base, Curvature, Fits, certify, curvature, inner, radius, rounding
 from fullconformal.linear.steps import Steps
-from fullconformal.losses.relative import probabilities, range_of, residual, second, unpacked
+from fullconformal.losses.relative import range_of, residual, second, unpacked
 
 # The error of a logit, by its bound, at which a fit has converged; and that at which most comparisons are decided.
 CONVERGED, ROUGH = 1e-11, 1e-5
 # A step that moves no logit by more leaves an error of about its square: 1e-9, and less than rounding where the fit is certified.
 SMALL = 5e-5
-# Residuals below which a bag is fitted as well as can be: separable classes without a penalty run away from there.
+# Residuals below which a bag without a penalty is fitted as well as can be: separable classes run away from there.
 FITTED = 1e-12
 
 
@@ -32,13 +32,12 @@ class Minimum(NamedTuple):
 @torch.no_grad()
 def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: int = 100) -> Minimum:
     """Minimisers of the columns' objectives from Θ (d, K, B) by Newton's method with line search."""
-    steps, z, left = Steps(bag, change), logits(bag, theta), 3e-2
+    steps, z, left, before = Steps(bag, change), logits(bag, theta), 3e-2, torch.inf
     for _ in range(iterations):
-        pi = probabilities(z)
-        r = residual(pi, bag.y[:, None])
-        fitted = float(r.abs().max()) < FITTED
+        r = residual(z, bag.y[:, None])
+        fitted = bag.free[0] and float(r.abs().max()) < FITTED
         G = gradient(bag, change, theta, r)
-        step = None if fitted else steps(theta, pi, G, left)
+        step = None if fitted else steps(theta, z, G, left)
         if step is None:
             break
         dz = logits(bag, step)
@@ -53,8 +52,10 @@ def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: i
             t = _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1)))
             step, dz = t * step, t * dz
         theta, z = theta - step, z - dz
-        if largest <= SMALL:
+        # Newton's steps shrink quadratically once they are small: those that no longer do are rounding.
+        if largest <= SMALL or 0.5 * before < largest < 1e-2:
             return Minimum(theta, True)
+        before = largest
         left = min(max(largest**2 / 10, 1e-4), 3e-2)
     return Minimum(theta, False)
 
@@ -97,13 +98,11 @@ def base_fit(bag: LinearBag) -> Base:
 
 
 def _certified(bag: LinearBag, change: Change | None, minimum: Minimum) -> tuple[Fits, Curvature, Tensor]:
-    """What Newton's method found, one more step by its own curvature, and its error; NoMinimiser where it found none."""
-    if not minimum.found:
-        raise bag.no_minimiser(change)
+    """What Newton's method found, one more step by its own curvature, and its error: infinite where it found none, NoMinimiser for Z."""
     theta = minimum.theta
-    pi = probabilities(logits(bag, theta))
-    G = gradient(bag, change, theta, residual(pi, bag.y[:, None]))
-    C = curvature(bag, change, theta, second(pi))
+    z = logits(bag, theta)
+    G = gradient(bag, change, theta, residual(z, bag.y[:, None]))
+    C = curvature(bag, change, theta, second(z))
     step = (C.inverse @ G.flatten(0, 1).T[:, :, None]).squeeze(2).T.reshape(theta.shape)
     theta = theta - step
     G = gradient(bag, change, theta, residuals(bag, theta))
@@ -114,10 +113,11 @@ def _certified(bag: LinearBag, change: Change | None, minimum: Minimum) -> tuple
         * (step * (C.hessian @ step.flatten(0, 1).T[:, :, None]).squeeze(2).T.reshape(step.shape)).sum((0, 1)).sqrt()
     )
     error = kappa * radius(mu, R, kappa)
-    # Further out a penalty is too weak for float64. Scores that errors of this size leave undecided are tied.
-    if not bool((error < 1e-3).all()):
+    # Further out a penalty is too weak for float64. Scores that errors leave undecided are tied.
+    known = error < 1e-3
+    if change is None and not bool(known.all()):
         raise bag.no_minimiser(change)
-    return Fits(theta, error, G), C, kappa
+    return Fits(theta, torch.where(known, error, torch.inf), G), C, kappa
 
 
 class Chord:
@@ -137,7 +137,7 @@ class Chord:
                 points, signs = points[1:], signs[1:]
         q = K * len(points)
         at_base = base.theta[:, :, None].expand(d, K, B)
-        S = [s * unpacked(second(probabilities(at_points(x, at_base)))) for x, s in zip(points, signs, strict=True)]
+        S = [s * unpacked(second(at_points(x, at_base))) for x, s in zip(points, signs, strict=True)]
         solved = [base.solve_points(x) for x in points]
         E = torch.cat([torch.cat([inner(x, V) for V in solved], 1) for x in points], 0).permute(2, 0, 1)
         D = E.new_zeros(B, q, q)
@@ -171,12 +171,29 @@ def repulled(bag: LinearBag, change: Change) -> Tensor:
     return pull[:, :, None] * (change.factors - 1)[:, None]
 
 
+def quadratic(E: Tensor, z: Tensor, y: Tensor, iterations: int = 60) -> Tensor:
+    """Residuals r(z̄) (K, B) where z̄ = z − E r(z̄), given E (K, K, B), z (K, B) and labels y (B,)."""
+    eye, E = torch.eye(len(z), dtype=z.dtype, device=z.device), E.permute(2, 0, 1)
+    now, r = z, z
+    for _ in range(iterations):
+        r = residual(now, y)
+        left = now - z + (E @ r.T[:, :, None])[:, :, 0].T
+        S = unpacked(second(now)).permute(2, 0, 1)
+        found, _ = torch.linalg.solve_ex(eye + E @ S, left.T[:, :, None])
+        step = found[:, :, 0].T
+        R = range_of(step)
+        if not float(R.max()) > 1e-3:
+            break
+        now = now - torch.where(R > 1, torch.log1p(R) / R, 1.0) * step
+    return r
+
+
 def first_step(bag: LinearBag, change: Change, chord: Chord | None = None) -> Tensor:
     """Θ (d, K, B) one Newton step from the fit on Z, where the gradient is that of the added point and of other penalties; none removed."""
     chord = Chord(bag, change) if chord is None else chord
     d, B = change.x.shape
     start = bag.base.theta[:, :, None].expand(d, bag.K, B)
-    G = change.x[:, None, :] * residual(probabilities(at_points(change.x, start)), change.y) + repulled(bag, change)
+    G = change.x[:, None, :] * residual(at_points(change.x, start), change.y) + repulled(bag, change)
     return start - chord.step(slice(None), G.flatten(0, 1)).view_as(G)
 
 
@@ -225,8 +242,14 @@ def _finish(bag: LinearBag, change: Change, columns: Tensor, fits: Fits) -> None
     """Fit the given columns by Newton's method from the fit on Z, in place."""
     d, K, _ = fits.theta.shape
     width = max(1, 2**26 // (8 * (d * K) ** 2 + 8 * len(bag.X) * K * K))
-    for first in range(0, len(columns), width):
-        at = columns[first : first + width]
+    for at in columns.split(width) if len(columns) else ():
         start = bag.base.theta[:, :, None].expand(d, K, len(at))
-        part, _, _ = _certified(bag, change[at], minimise(bag, change[at], start))
+        minimum = minimise(bag, change[at], start)
+        if not minimum.found and bag.far_object(change[at]):
+            raise bag.no_minimiser(change[at])
+        if not minimum.found and len(at) > 1:  # of one of them, perhaps
+            for half in at.tensor_split(2):
+                _finish(bag, change, half, fits)
+            continue
+        part, _, _ = _certified(bag, change[at], minimum)
         fits.theta[:, :, at], fits.error[at], fits.gradient[:, :, at] = part.theta, part.error, part.gradient

@@ -25,19 +25,21 @@ from torch import Tensor
 
 from fullconformal.linear.bag import EPS, LinearBag, logits
 from fullconformal.linear.hessian import TOGETHER, curvature
+from fullconformal.linear.hessian import rounding as logit_rounding
 from fullconformal.losses import relative
 
 # Multiples of the mean change that are tried as the part P common to all points.
-MULTIPLES = (6.0, 16.0, 40.0, 100.0)
+MULTIPLES = (3.0, 6.0, 10.0, 16.0, 25.0, 40.0, 60.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The fit on Z point by point: probabilities (n, C, 1), A° (n, K, K), and of A and A° the spreads (n,); m (n, C, 1) as above.
+    """The fit on Z point by point: probabilities (C, n), A° (n, K, K), and of A and A° the spreads (n,); m (C, n) as above.
 
     A° = (A⁻¹ − S)⁻¹ is the leverage a point has in the bag without it, so that A°r is the step of its logits that leaves it out.
     ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t. ``columns`` (d,) are
-    the leverages of the columns' penalties.
+    the leverages of the columns' penalties. ``own`` (C, n) is 1 for the class that a point is of, else 0, in float32; ``rough`` is what to
+    take rough logits in: float32 where the error that its rounding leaves in a fit is below a hundredth of a logit.
     """
 
     pi: Tensor
@@ -47,13 +49,25 @@ class Reference:
     left_out_spread: Tensor
     odds: Tensor
     columns: Tensor
+    own: Tensor
     rounding: float
+    rough: torch.dtype
 
     @cached_property
     def mass(self) -> tuple[Tensor, Tensor]:
-        """What curvature is made of, π or S (n, C or 1, 1), and what an excess of it weighs, in float32."""
+        """What curvature is made of, π or S (C or 1, n), and what an excess of it weighs, in float32."""
         here, weight = mass(self.pi, self.most_apart)
-        return here.float(), weight.float()
+        return here.float().contiguous(), weight.float().contiguous()
+
+    @cached_property
+    def rest(self) -> Tensor:
+        """1/(1 − t) (n,), by which an excess grows without a point; where nothing is known of it its spread is infinite already."""
+        return 1 + self.odds.clamp(max=1 / EPS)
+
+    @cached_property
+    def typical(self) -> float:
+        """The median of it."""
+        return float(self.rest.median())
 
     @cached_property
     def total(self) -> float:
@@ -67,7 +81,7 @@ def reference(bag: LinearBag) -> Reference:
     """The reference of a bag's fit on Z."""
     theta, K = bag.base.theta[:, :, None], bag.K
     z = logits(bag, theta)
-    S = relative.second(relative.probabilities(z))
+    S = relative.second(z)
     C = curvature(bag, None, theta, S.clone())
     rounding, eye = float(C.rounding), torch.eye(K, dtype=z.dtype, device=z.device)
     left_out, odds = z.new_empty(len(z), K, K), z.new_empty(len(z))
@@ -86,78 +100,102 @@ def reference(bag: LinearBag) -> Reference:
     left_out_spread = torch.where(sure, left_out_spread, torch.inf)
     blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
     columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
-    pi, apart = relative.all_probabilities(z), relative.most_apart(C.A)
-    return Reference(pi, apart, left_out, C.spread[:, 0], left_out_spread, odds, columns, rounding)
+    own = (torch.arange(bag.n_classes, device=z.device)[:, None] == bag.y).float()
+    off = len(z) ** 0.5 * logit_rounding(bag, None, theta, torch.float32)
+    off = bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum())
+    rough = torch.float32 if float(off) < 1e-2 else torch.float64
+    pi, apart = (part[:, :, 0].T.contiguous() for part in (relative.all_probabilities(z), relative.most_apart(C.A)))
+    return Reference(pi, apart, left_out, C.spread[:, 0], left_out_spread, odds, columns, own, rounding, rough)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """How far the Hessian has moved: bounds (n, B), for every point, on the factors of the Hessian without it."""
+    """How far the Hessian has moved: bounds (B, n), for every point, on the factors of the Hessian without it.
+
+    And ``whole``, ``top`` (B,) on those of the Hessian of the training points, with all of them and without the added one.
+    """
 
     least: Tensor
     most: Tensor
+    whole: Tensor
+    top: Tensor
 
-    @property
-    def whole(self) -> Tensor:
-        """The least factor (B,) of the whole Hessian: that of the bag without the point of the least leverage is no larger."""
-        return self.least.amax(0)
+    def spoilt(self, error: Tensor) -> Moved:
+        """The same where logits are off by ranges ≤ error (B,)."""
+        shrink, grow = torch.exp(-error), torch.exp(error)
+        return Moved(self.least * shrink[:, None], self.most * grow[:, None], self.whole * shrink, self.top * grow)
 
 
-def moved(at: Reference, pi: Tensor, added: Tensor, error: Tensor, factors: Tensor | None = None) -> Moved:
-    """Factors of the Hessians where probabilities are π (n, C, B), of logits off by ranges ≤ error (B,), with an added point of leverage
-    t (B,) at the fit on Z.
+def moved(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | None = None) -> Moved:
+    """Factors of the Hessians where probabilities are π (B, C, n), with an added point of leverage t (B,) at the fit on Z.
 
     ``factors`` (d, B) of the penalties, where they change.
     """
-    before, weight = at.mass
-    now, own_weight = mass(pi.float(), at.most_apart.float())
-    # Float32 is off by units of each term, and by one for each term of the sum.
-    unit = torch.finfo(torch.float32).eps
-    of_sum, of_terms = 1 + unit * now[..., 0].numel(), 8 * unit * at.total
+    (before, weight), now = at.mass, _matter(pi.float())
 
-    def above(P: Tensor) -> Tensor:
-        excess = torch.addcmul(now, before, 1 + P, value=-1.0).clamp_(min=0.0)
-        E = (weight.view(1, -1) @ excess.view(-1, len(P)))[0].double() * of_sum + of_terms
+    def above(P: Tensor, every: int) -> Tensor:
+        excess = torch.addcmul(now[..., ::every], before[..., ::every], 1 + P[:, None, None], value=-1.0).clamp_(
+            min=0.0
+        )
+        E = _bounded(at, excess.flatten(1) @ weight[..., ::every].flatten(), every)
         return E if factors is None else E + at.columns @ (factors - 1 - P).clamp(min=0.0)
 
-    def below(P: Tensor) -> Tensor:
-        excess = torch.addcmul(now, before, P - 1).clamp_(max=0.0).mul_(own_weight)
-        E = -excess.sum((0, 1)).double() * of_sum + of_terms
+    P, E = _smallest(at, above, added, torch.inf)
+    whole, least = least_factors(at, pi, factors)
+    most = torch.addcmul((1 + P)[:, None], (E + added)[:, None], at.rest)
+    return Moved(least, most, whole, 1 + P + E)
+
+
+def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The least factors of the Hessian of the training points, with all of them (B,) and without each (B, n)."""
+    before, (now, weight) = at.mass[0], mass(pi.float(), at.most_apart.float())
+
+    def below(P: Tensor, every: int) -> Tensor:
+        excess = torch.addcmul(now[..., ::every], before[..., ::every], P[:, None, None] - 1).clamp_(max=0.0)
+        sums = torch.linalg.vecdot(excess.flatten(1), weight[..., ::every].expand_as(excess).flatten(1))
+        E = _bounded(at, -sums, every)
         return E if factors is None else E + at.columns @ (1 - P - factors).clamp(min=0.0)
 
-    # Where nothing is known of a point its spread is infinite already.
-    rest = 1 + at.odds[:, None].clamp(max=1 / EPS)
-    share, typical = at.total, float(rest.median())
-    P, E = _smallest(above, error, share, typical, torch.inf)
-    most = (1 + P + (E + added) * rest) * torch.exp(error)
-    P, E = _smallest(below, error, share, typical, 0.9)
-    least = 1 - P - E * rest
+    P, E = _smallest(at, below, pi[:, 0, 0].double(), 0.9)
+    whole, least = 1 - P - E, torch.addcmul((1 - P)[:, None], E[:, None], at.rest, value=-1.0)
     # A change by factors of all parts is the last resort.
-    far = (P + E * typical > 0.5).nonzero().squeeze(1)
+    far = (P + E * at.typical > 0.5).nonzero().squeeze(1)
     if len(far):
-        last = (pi[..., far] / at.pi.clamp(min=torch.finfo(pi.dtype).tiny)).amin((0, 1)).clamp(max=1.0)
+        last = (pi[far] / at.pi.clamp(min=torch.finfo(pi.dtype).tiny)).amin((1, 2)).clamp(max=1.0).double()
         last = last if factors is None else torch.minimum(last, factors[:, far].amin(0))
-        least[:, far] = torch.maximum(least[:, far], last)
+        least[far], whole[far] = torch.maximum(least[far], last[:, None]), torch.maximum(whole[far], last)
     # No Hessian is below zero: nothing is known there.
-    return Moved(least.clamp_(min=0.0) * torch.exp(-error), most)
+    return whole.clamp_(min=0.0), least.clamp_(min=0.0)
+
+
+def _bounded(at: Reference, sums: Tensor, every: int) -> Tensor:
+    """What sums (B,) in float32 over one of ``every`` so many points can be: off by units of each term, and by one for each term."""
+    unit = torch.finfo(torch.float32).eps
+    return every * sums.double() * (1 + unit * at.mass[0].numel()) + 8 * unit * at.total
 
 
 def mass(pi: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
-    """What curvature is made of, π (n, C, B) or S (n, 1, B), and what an excess of it weighs."""
-    if pi.shape[1] == 2:
-        return (pi[:, :1] * pi[:, 1:]), apart[:, :1]
-    return pi, (1 - pi).square_().mul_(apart)
+    """What curvature is made of, π (..., C, n) or S (..., 1, n), and what an excess of it weighs."""
+    return _matter(pi), apart[..., :1, :] if pi.shape[-2] == 2 else (1 - pi).square_().mul_(apart)
+
+
+def _matter(pi: Tensor) -> Tensor:
+    """The former alone."""
+    return pi[..., :1, :] * pi[..., 1:, :] if pi.shape[-2] == 2 else pi
 
 
 def _smallest(
-    excess: Callable[[Tensor], Tensor], like: Tensor, total: float, rest: float, largest: float
+    at: Reference, excess: Callable[[Tensor, int], Tensor], like: Tensor, largest: float
 ) -> tuple[Tensor, Tensor]:
-    """P and E(P) (B,) whose sum, E as it is without a point, is least among zero and multiples of the mean change."""
-    P = torch.zeros_like(like, dtype=torch.float32)
-    E = first = excess(P)
+    """P and E(P) (B,) whose sum, E as it is without a point, is about the least among zero and multiples of the mean change.
+
+    P is chosen by some of the points, 256 or more.
+    """
+    P, every, rest = torch.zeros_like(like, dtype=torch.float32), max(1, at.pi.shape[1] // 256), at.typical
+    E = first = excess(P, every)
     for times in MULTIPLES:
-        common = (times * first / total).clamp(max=largest).float()
-        beyond = excess(common)
+        common = (times * first / at.total).clamp(max=largest).float()
+        beyond = excess(common, every)
         better = common + beyond * rest < P + E * rest
         P, E = torch.where(better, common, P), torch.where(better, beyond, E)
-    return P.double(), E
+    return P.double(), E if every == 1 else excess(P, 1)

@@ -7,6 +7,11 @@ With t = y − f(x), what the fit to the bag predicts, and h_x, h_xi, h_i from t
 
 and scores |residual|/(1 − leverage)^q. An intercept that is not penalised is a parameter as any other: 1/n is added to h_x, h_xi and h_i of
 objects less their mean. In kernels the same is read from the bordered inverse of M = K + αI.
+
+With weights w_i of the points and w of the object, of ½Σw_i·r_i², the mean is the weighted one, 1/Σw_i is added, and
+
+    residuals     r_i − w·h_xi·g·t  and  g·t,      g = 1/(1 + w·h_x)
+    leverages     1 − h̄_i = 1 − w_i·h_i + w_i·w·g·h_xi²
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg.lapack import dtrtri
 
 from fullconformal.storage import savable
 
@@ -82,6 +88,8 @@ class Ridge:
         What an intercept adds to h: 1/n, or 0.
     penalty : float
         Λ of ½Σr² + (Λ/2)|w|².
+    mass : array (n,), optional
+        Weights of the points, none of them 0.
     """
 
     mean: FloatArray
@@ -95,16 +103,20 @@ class Ridge:
     constant: float
     penalty: float
     rounding: float
+    mass: FloatArray | None = None
 
     @classmethod
-    def fit(cls, X: FloatArray, y: FloatArray, penalty: float, intercept: bool = True) -> Self:
-        """To objects X (n, d) and values y (n,)."""
+    def fit(
+        cls, X: FloatArray, y: FloatArray, penalty: float, intercept: bool = True, mass: FloatArray | None = None
+    ) -> Self:
+        """To objects X (n, d) and values y (n,), of weights (n,) > 0 where they are given."""
         n, d = X.shape
-        mean = X.mean(axis=0) if intercept else np.zeros(d)
-        U, s, axes = np.linalg.svd(X - mean, full_matrices=False)
+        mean = np.average(X, axis=0, weights=mass) if intercept else np.zeros(d)
+        scaled = X - mean if mass is None else (X - mean) * np.sqrt(mass)[:, None]
+        U, s, axes = np.linalg.svd(scaled, full_matrices=False)
         # Adding the mean and taking it off again leaves rounding errors of the size of the objects.
         there = s > max(n, d) * EPS * max(float(s.max(initial=0.0)), float(np.abs(X).max(initial=0.0)) * intercept)
-        return cls._of(mean, U[:, there], s[there], axes[there].T, y, penalty, intercept)
+        return cls._of(mean, U[:, there], s[there], axes[there].T, y, penalty, intercept, mass)
 
     def rescaled(self, y: FloatArray, scales: FloatArray) -> Self:
         """The regression of the same points and values (n,), with an intercept, on columns divided by scales (d,).
@@ -118,27 +130,31 @@ class Ridge:
 
     @classmethod
     def _of(
-        cls, mean: FloatArray, U: FloatArray, s: FloatArray, axes: FloatArray, y: FloatArray, penalty: float, intercept: bool
+        cls, mean: FloatArray, U: FloatArray, s: FloatArray, axes: FloatArray, y: FloatArray, penalty: float, intercept: bool,
+        mass: FloatArray | None = None,
     ) -> Self:  # fmt: skip
-        """From the singular vectors and values of objects less their mean."""
-        n, shift = len(y), float(y.mean()) if intercept else 0.0
+        """From the singular vectors and values of objects less their mean, times the roots of their weights."""
+        n, shift = len(y), float(np.average(y, weights=mass)) if intercept else 0.0
+        w = np.ones(n) if mass is None else mass
+        half, constant = np.sqrt(w), intercept / float(w.sum())
         kept = s**2 / (s**2 + penalty)
-        along = U.T @ (y - shift)
+        values = half * (y - shift)
+        along = U.T @ values
         full = U.shape[1] == n - intercept
         # Where the objects span everything, by what the penalty takes away: differences would cancel.
         lost = penalty / (s**2 + penalty)
-        residual = U @ (lost * along) if full else y - shift - U @ (kept * along)
-        share = U**2 @ lost if full else 1 - intercept / n - U**2 @ kept
+        residual = (U @ (lost * along) if full else values - U @ (kept * along)) / half
+        share = U**2 @ lost if full else 1 - w * constant - U**2 @ kept
         alone = share <= ALONE
         residual, share = np.where(alone, 0.0, residual), np.where(alone, 0.0, share)
         root = np.sqrt(s**2 + penalty)
-        rows = U * (s / root) * np.where(residual < 0, -1.0, 1.0)[:, None]
-        size = float(np.abs(y - shift).max(initial=0.0))
+        rows = U * (s / root) * (np.where(residual < 0, -1.0, 1.0) / half)[:, None]
+        size = float(np.abs(values).max(initial=0.0) / half.min(initial=1.0))
         # Rounding of a sum of r products and of the few operations after it, with a factor for safety.
         rounding = 16 * (len(s) + 8) * EPS
         return cls(
-            mean, shift, axes, root, np.ascontiguousarray(rows), s / root**2 * along, residual, share, intercept / n, penalty,
-            rounding * max(size, EPS * abs(shift)),
+            mean, shift, axes, root, np.ascontiguousarray(rows), s / root**2 * along, residual, share, constant, penalty,
+            rounding * max(size, EPS * abs(shift)), mass,
         )  # fmt: skip
 
     @property
@@ -160,10 +176,10 @@ class Ridge:
         return (X - self.mean) @ self.axes / self.root @ self.rows.T * signs + self.constant
 
     def lines(
-        self, X: FloatArray, q: float, step: int = 2**62, points: npt.NDArray[np.intp] | slice = slice(None)
-    ) -> Iterator[Lines]:
-        """Scores at objects X (m, d), of all points or some; `step` objects at a time after one product for all, to stay in the cache."""
-        along, scaled, h, free = self._objects(X)
+        self, X: FloatArray, q: float, step: int = 2**62, points: npt.NDArray[np.intp] | slice = slice(None), own: FloatArray | None = None
+    ) -> Iterator[Lines]:  # fmt: skip
+        """Scores at objects X (m, d), of weights (m,), of all points or some; `step` objects at a time, to stay in the cache."""
+        along, scaled, h, free = self._objects(X, own)
         residual = self.residual[points]
         signs = np.where(residual < 0, -1.0, 1.0)
         size, share = np.abs(residual), self.free_share[points]
@@ -174,15 +190,19 @@ class Ridge:
             pairs = everything[at]
             if self.constant:
                 pairs += self.constant * signs
-            yield lines_of(size, signs, share, pairs, h[at], centre[at], q, (self.rounding, self._relative), free[at])
+            weights = None if self.mass is None or own is None else (self.mass[points], own[at])
+            rounding = self.rounding, self._relative
+            yield lines_of(size, signs, share, pairs, h[at], centre[at], q, rounding, free[at], weights)
 
     @property
     def _relative(self) -> float:
         """Relative rounding of scores."""
         return 16 * (len(self.root) + 8) * EPS
 
-    def _objects(self, X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-        """Of objects X (m, d): coordinates (m, r), these divided by the root, h_x (m,), and whether each decides a parameter (m,)."""
+    def _objects(
+        self, X: FloatArray, own: FloatArray | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.bool_]]:
+        """Of objects X (m, d): coordinates (m, r), these divided by the root, w·h_x (m,), and whether each decides a parameter (m,)."""
         X = X - self.mean
         along = X @ self.axes
         scaled = along / self.root
@@ -197,11 +217,12 @@ class Ridge:
                 h += np.where(outside, beyond, 0.0) / self.penalty
             else:
                 free = outside
+        h = h if own is None else h * own
         return along, scaled, h, free | (1 / (1 + h) <= ALONE)
 
     def ranking(self, q: float) -> Ranking | None:
-        """Points by their scores in the bag alone; None where a point decides a parameter by itself."""
-        if not self.free_share.all():
+        """Points by their scores in the bag alone; None where a point decides a parameter by itself, or points have weights."""
+        if self.mass is not None or not self.free_share.all():
             return None
         share = _power(self.free_share.copy(), q)
         score = (np.abs(self.residual) + self.rounding) / share
@@ -253,9 +274,12 @@ class KernelRidge:
 
     @classmethod
     def fit(cls, M: FloatArray, y: FloatArray) -> Self:
-        """From M (n, n), positive definite, and values y (n,)."""
-        L = np.tril(cho_factor(M, lower=True)[0])
-        inverse = solve_triangular(L, np.eye(len(L)), lower=True)
+        """From M (n, n), positive definite and overwritten, and values y (n,)."""
+        # The transpose of M is M, in the order of LAPACK: nothing is copied.
+        L = cho_factor(M.T, lower=True, overwrite_a=True)[0]
+        for k in range(len(L)):
+            L[:k, k] = 0.0
+        inverse = dtrtri(L, lower=1)[0]
         diagonal = np.einsum("ij,ij->j", inverse, inverse)
         dual = cho_solve((L, True), y)
         # A solution is off by its size times the condition of M, here by the ratio of squares of the factor's diagonal.
@@ -289,15 +313,17 @@ class KernelRidge:
 
 def lines_of(
     size: FloatArray, signs: FloatArray, share: FloatArray, pairs: FloatArray, h: FloatArray, centre: FloatArray, q: float,
-    rounding: tuple[float, float], free: npt.NDArray[np.bool_],
+    rounding: tuple[float, float], free: npt.NDArray[np.bool_], weights: tuple[FloatArray, FloatArray] | None = None,
 ) -> Lines:  # fmt: skip
     """Scores from |residuals| and 1 − leverages (n,) of the points; h of objects (m,), and with points (m, n), signed and overwritten.
 
-    `rounding` is the error of residuals, and the relative one of the rest.
+    `rounding` is the error of residuals, and the relative one of the rest; `weights` are those of the points (n,) and of the objects (m,).
     """
     g = 1 / (1 + h)
-    slope = pairs * g[:, None]
+    slope = pairs * (g if weights is None else g * weights[1])[:, None]
     pairs *= slope
+    if weights is not None:
+        pairs *= weights[0]
     pairs += share
     if not share.all():
         pairs[pairs <= ALONE] = 1.0

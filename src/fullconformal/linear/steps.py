@@ -10,7 +10,7 @@ from torch import Tensor
 from fullconformal.linear.bag import Change, LinearBag
 from fullconformal.linear.hessian import factor, hessian
 from fullconformal.linear.products import gram
-from fullconformal.losses.relative import second
+from fullconformal.losses.relative import probabilities, second
 
 # Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
 # below, their many small steps take longer.
@@ -27,16 +27,16 @@ class Steps:
         self.iterative = change is None and n * d * d * K * (K + 1) // 2 > LARGE
         self.inverse: Any = None
 
-    def __call__(self, theta: Tensor, pi: Tensor, G: Tensor, left: float) -> Tensor | None:
-        """Steps (d, K, B) at Θ with probabilities (n, K, B) and gradients G (d, K, B); None where a Hessian is singular.
+    def __call__(self, theta: Tensor, z: Tensor, G: Tensor, left: float) -> Tensor | None:
+        """Steps (d, K, B) at Θ with logits (n, K, B) and gradients G (d, K, B); None where a Hessian is singular.
 
         Conjugate gradients may leave a share ``left`` of the gradient, in the norm of the preconditioner.
         """
         if self.iterative:
-            step = self._conjugate(pi[:, :, 0].T.contiguous(), G[:, :, 0].T.contiguous(), left)
+            step = self._conjugate(probabilities(z)[:, :, 0].T.contiguous(), G[:, :, 0].T.contiguous(), left)
             if step is not None:
                 return step.T[:, :, None]
-        L = factor(hessian(self.bag, self.change, theta, second(pi)))
+        L = factor(hessian(self.bag, self.change, theta, second(z)))
         if L is None:
             return None
         return torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(G.shape)

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, conjugate, fit_added, refine
+from fullconformal.linear.added import Added, conjugate, count_objects, fit_added, refine
 from fullconformal.linear.bag import (
-    EPS,
     Change,
     Counted,
     FloatArray,
@@ -28,14 +27,12 @@ from fullconformal.linear.bag import (
     chunks,
     comparison,
     count_all,
-    count_objects,
     gradient,
     logits,
 )
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import ROUGH, first_step, refit
-from fullconformal.linear.reference import Reference
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
 
@@ -72,12 +69,11 @@ def _scores(bag: LinearBag, change: Change, fits: Fits, q: float, dtype: torch.d
     if q == 0:
         error = fits.error + grain
         return Scores(relative.margin(z, y), relative.margin(z_added, change.y), error.expand(z.shape[0], -1), error)
-    pi, pi_added = relative.probabilities(z), relative.probabilities(z_added)
-    S = relative.second(pi)
+    S = relative.second(z)
     C = curvature(bag, change, fits.theta, S, dtype)
     error = certify(bag, change, fits.theta, fits.gradient, C)[2]
-    out = deletion(C.A, S, relative.residual_(pi, y), q)
-    out_added = deletion(C.A_added, relative.second(pi_added), relative.residual(pi_added, change.y), q)
+    out = deletion(C.A, S, relative.residual(z, y), q)
+    out_added = deletion(C.A_added, relative.second(z_added), relative.residual(z_added, change.y), q)
     return Scores(
         relative.margin(z.add_(out.shift), y),
         relative.margin(z_added + out_added.shift, change.y),
@@ -127,21 +123,24 @@ def symmetric_counts(
         x = change.x
         above, tied = x.new_zeros(2, len(change.y))
         columns, theta, start = torch.arange(len(change.y), device=x.device), x, None
-        for accuracy in (COARSE, ACCURATE):
+        # Of two classes accurate fits cost little more than coarse ones, which decide fewer: a quarter less time without them.
+        for accuracy in (ACCURATE,) if bag.K == 1 and enough is None else (COARSE, ACCURATE):
             if not len(columns):
                 break
             part = change[columns]
+            against = comparison(weight, part)
+            against = None if against is None else against.T
 
-            def left(order: Tensor, part: Change = part) -> Tensor:
+            def left(order: Tensor, part: Change = part, against: Tensor | None = against) -> Tensor:
                 """Which candidates (B,) are still to be decided."""
-                unsure = _per_column(order == 0) > 0
+                unsure = (order == 0).any(1)
                 if enough is None:
                     return unsure
-                surely, between = pvalues.count(order, 0, 0, comparison(weight, part))
+                surely, between = pvalues.count(order, 0, 0, against, axis=1)
                 return unsure & ~enough(part.y, surely, surely + between)
 
             order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
-            found, unsure = pvalues.count(order, 0, 0, comparison(weight, part)), left(order)
+            found, unsure = pvalues.count(order, 0, 0, against, axis=1), left(order)
             above[columns], tied[columns] = (each.to(x.dtype) for each in found)
             columns = columns[unsure]
             theta = start = fits[:, :, unsure]
@@ -150,7 +149,7 @@ def symmetric_counts(
             above[columns[at]], tied[columns[at]] = (each.to(x.dtype) for each in counts)
         return above, tied
 
-    return count_objects(bag, as_objects(X_test, factors), decided, memory, progress)
+    return count_objects(bag, as_objects(X_test, factors), decided, weight, memory, progress)
 
 
 @torch.no_grad()
@@ -163,86 +162,99 @@ def bounded_order(
     left: Callable[[Tensor], Tensor],
     theta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Order (n, B) of the training points' scores against those of candidates of objects, 0 where it is open; fits (d, K, B).
+    """Order (B, n) of the training points' scores against those of candidates of objects, 0 where it is open; fits (d, K, B).
 
     The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
-    by a factor that `moved` bounds, so their range moves by at most spread(A')(1 − π_y). Points which that leaves open have A°r, and where
-    that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which candidates (B,) are still to be decided.
+    by a factor that `moved` bounds, so their range moves by at most spread(A')(1 − π_y); and its loss does not decrease. Points which that
+    leaves open have A°r, and where that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which candidates (B,)
+    are still to be decided.
     """
-    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, theta), change[columns]
-    y, grain = bag.y[:, None], rounding(bag, change, fits.theta) + FLOOR
+    dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
+    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, theta, dtype), change[columns]
+    grain = rounding(bag, change, fits.theta, dtype) + FLOOR + 2 * bag.n_classes * torch.finfo(dtype).eps
     if q < 1:
         error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
-        margins = relative.margin(fits.z, y), relative.margin(fits.z_added, change.y)
-        return torch.as_tensor(pvalues.order(*margins, 2 * error)), fits.theta
-    grown = 1.5 * torch.expm1(fits.error)
-    # The candidate: its leverage without it is that of the points alone.
-    pi_added = relative.probabilities(fits.z_added)
-    r_added = relative.residual(pi_added, change.y)
-    whole = fits.moved.whole
-    spread = fits.spread / whole
-    right = (change.x[:, None, :] * r_added).flatten(0, 1)
-    size = (r_added * torch.einsum("klb,lb->kb", fits.E, r_added)).sum(0).clamp(min=0.0).sqrt()
-    norms, near = torch.zeros_like(size), min(accuracy * 100, 0.03)
-
-    def small(columns: Tensor, w: Tensor, norm: Tensor) -> Tensor:
-        norms[columns] = norm
-        return norm <= near * size[columns]
-
-    w = conjugate(bag, change, fits.pi[:, 1:], None, right, small).view_as(fits.theta)
-    tau = relative.margin(fits.z_added + at_points(change.x, w), change.y)
-    tau_error = fits.spread.sqrt() * (fits.reach + norms / whole) + grain + spread * grown
-    # The points, by their probabilities: 1 − π_y is off by units of the C of them.
-    own = fits.pi.gather(1, y[:, :, None].expand(-1, -1, fits.pi.shape[2]))[:, 0]
-    other, unit = fits.pi.sum(1).sub_(own), 2 * EPS * bag.n_classes
-    high = at.left_out_spread[:, None] / fits.moved.least
-    known = at.spread.sqrt()[:, None] * fits.reach + grain + high * (grown + _rounded(at)[:, None])
-    error = (other + unit).mul_(high).add_(known)
-    above = (other - unit).clamp_(min=0.0).div_(own).log_() - error > tau + tau_error
-    below = other.add_(unit).div_(own).log_() + error < tau - tau_error
+        tau, error = relative.margin(fits.z_added, change.y)[:, None], 2 * error[:, None]
+        return torch.as_tensor(pvalues.order(relative.margin(fits.z, bag.y), tau, error)), fits.theta
+    tau, tau_error = _own_scores(bag, change, fits, grain, accuracy)
+    own = fits.pi.gather(1, bag.y.expand(len(columns), 1, -1))[:, 0]
+    other = (fits.pi * (1 - bag.reference.own)).sum(1)
+    high = at.left_out_spread / fits.moved.least
+    off = at.spread.sqrt() * fits.reach[:, None]
+    rounded = 4 * at.rounding * (1 + at.odds)
+    slack = off + (tau_error + grain)[:, None]
+    error = (turned(off, other) + rounded * other).mul_(high).add_(slack)
+    # Of probabilities near the least numbers of a precision no more is known than that they are.
+    tiny = torch.finfo(dtype).tiny ** 0.8
+    above = ((other * (other > tiny)) / own.clamp(min=tiny)).log_() - slack > tau[:, None]
+    below = (other.clamp(min=tiny) / (own * (own > tiny))).log_() + high * other + error < tau[:, None]
     order = above.to(torch.int8) - below.to(torch.int8)
-    closest = _left_out(bag, fits, tau, known + tau_error, ((order == 0) & left(order)).nonzero(), order)
+    closest = _left_out(bag, fits, tau, error, ((order == 0) & left(order)[:, None]).nonzero(), order)
     # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
-    unknown = (order == 0) & left(order)
+    unknown = (order == 0) & left(order)[:, None]
     if accuracy > ACCURATE:
-        unknown &= _per_column(unknown & (known + tau_error > closest / 2)) == 0
-    unknown &= torch.isfinite(known + tau_error)
-    # About ten products each; many more than those take as long as a candidate's Hessian.
+        unknown &= ~(unknown & (error > closest / 2)).any(1, keepdim=True)
+    unknown &= torch.isfinite(error)
+    # About three products each; many more than those take as long as a candidate's Hessian.
     n, p = len(bag.X), bag.base.inverse.shape[0]
-    few = max(64, n * p * p // (10 * (4 * n * p + 2 * p * p)))
-    pairs = (unknown & (_per_column(unknown) <= few)).nonzero()
-    for part in pairs.split(max(1, BLOCK // 32 // (8 * n * bag.K))):
-        _solve(bag, change, fits, tau, known + tau_error, part, order)
+    few = max(64, n * p * p // (3 * (4 * n * p + 2 * p * p)))
+    pairs = (unknown & (unknown.sum(1, keepdim=True) <= few)).nonzero()
+    for precision in dict.fromkeys((bag.reference.rough, dtype)):
+        for part in pairs.split(max(1, BLOCK // 32 // (8 * n * bag.K))):
+            _solve(bag, change, fits, tau, error, part, order, precision)
+        pairs = pairs[order[tuple(pairs.T)] == 0]
     return order, fits.theta
 
 
-def _per_column(mask: Tensor) -> Tensor:
-    """How many entries (B,) of a mask (n, B) are set; a matrix product takes a tenth of the time of a sum."""
-    return (mask.new_ones(1, len(mask), dtype=torch.float32) @ mask.float())[0]
+def turned(R: Tensor, other: Tensor) -> Tensor:
+    """How far probabilities can be off in all where logits are off by ranges ≤ R and those of the other classes sum to 1 − π_y."""
+    return torch.minimum((R / 4).clamp(max=1.0), torch.expm1(R.clamp(max=50.0)) * other)
 
 
-def _rounded(at: Reference) -> Tensor:
-    """Errors (n,) of A° by rounding, as shares of its spread."""
-    return 4 * at.rounding * (1 + at.odds)
+def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
+    """Scores (B,) of the candidates, whose leverage without them is that of the points alone, and their errors."""
+    r = relative.residual(fits.z_added, change.y)
+    whole, root = fits.moved.whole, fits.spread.sqrt()
+    low, high = 1 / fits.moved.top, 1 / whole
+    size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
+    shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
+
+    x = change.x.T[:, None]
+
+    def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
+        shift[:, columns] = _ahead(x[columns], w, s, (low + high)[columns] / 2)
+        norms[columns] = (high - low)[columns] / 2 * norm
+        return norms[columns] <= near * size[columns]
+
+    conjugate(bag, change, fits.pi[:, 1:], None, x * r.T[:, :, None], small)
+    other = relative.margin(fits.z_added, change.y).sigmoid()
+    off = root * fits.reach
+    error = root * norms + off + grain + fits.spread * high * (turned(off, other) + torch.expm1(fits.error) * other)
+    return relative.margin(fits.z_added + shift, change.y), error
 
 
 def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Tensor, order: Tensor) -> Tensor:
-    """Decide the order (n, B) of pairs (b, 2) of a point and a column by A°r, errors (n, B) beside it; how far scores are from τ (n, B)."""
+    """Decide the order (B, n) of pairs (b, 2) of a column and a point by A°r, errors (B, n) beside it; how far scores are from τ (B, n)."""
     at, apart = bag.reference, torch.full_like(error, torch.inf)
     # Some 2²⁰ numbers of A° at a time.
-    for point, column in (part.T for part in pairs.split(max(1, 2**20 // bag.K**2))):
-        low, high = (1 / factor[point, column] for factor in (fits.moved.most, fits.moved.least))
-        y, z = bag.y[point], fits.z[point, :, column].T
-        r = relative.residual_(fits.pi[point, 1:, column].T.contiguous(), y)
+    for column, point in (part.T for part in pairs.split(max(1, 2**20 // bag.K**2))):
+        low, high = (1 / factor[column, point] for factor in (fits.moved.most, fits.moved.least))
+        y, z, r = _at_pairs(bag, fits, column, point)
         s = torch.bmm(at.left_out[point], r.T[:, :, None])[:, :, 0].T
         length = (r * s).sum(0).clamp(min=0.0).sqrt()
         alpha = relative.margin(z + (low + high) / 2 * s, y)
-        off = (high - low) / 2 * at.left_out_spread[point].sqrt() * length + error[point, column]
-        order[point, column] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
-        apart[point, column] = (alpha - tau[column]).abs()
+        off = (high - low) / 2 * at.left_out_spread[point].sqrt() * length + error[column, point]
+        order[column, point] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
+        apart[column, point] = (alpha - tau[column]).abs()
     return apart
+
+
+def _at_pairs(bag: LinearBag, fits: Added, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels (b,), logits and residuals (K, b) of pairs of a column and a point."""
+    y, z = bag.y[point], fits.z[column, :, point].T.double()
+    return y, z, relative.residual(z, y)
 
 
 def _solve(
@@ -253,26 +265,37 @@ def _solve(
     error: Tensor,
     pairs: Tensor,
     order: Tensor,
+    dtype: torch.dtype,
 ) -> None:
-    """Decide the order (n, B) of pairs (b, 2) of a point and a column, by a solve for each, but for which their error is known."""
-    at, (point, column) = bag.reference, pairs.T
-    own = replace(change[column], removed=point)
-    x_own, y_own, z_own = bag.X[point].T, bag.y[point], fits.z[point, :, column].T
-    tau, fixed = tau[column], error[point, column]
-    reach = (at.left_out_spread * (1 + at.odds))[point].sqrt() / fits.moved.least[point, column]
+    """Decide the order (B, n) of pairs (b, 2) of a column and a point, by a solve of some precision for each, errors (B, n) beside it.
 
-    def stop(pairs: Tensor, w: Tensor, norm: Tensor) -> Tensor:
-        shifted = z_own[:, pairs] + at_points(x_own[:, pairs], w.view(*bag.base.theta.shape, -1))
-        off = reach[pairs] * norm
-        found = pvalues.order(relative.margin(shifted, y_own[pairs]), tau[pairs], off + fixed[pairs])
-        order[point[pairs], column[pairs]] = found.to(order.dtype)
+    The Hessian without the point is that of the fit on Z times factors from 1/(1 + odds) of the least to the most.
+    """
+    at, (column, point) = bag.reference, pairs.T
+    own, x = replace(change[column], removed=point), bag.X[point][:, None]
+    y, z, r = _at_pairs(bag, fits, column, point)
+    most, least = (factor[column, point] for factor in (fits.moved.most, fits.moved.least))
+    low, high = 1 / most, (1 + at.odds[point]) / least
+    # The Hessian of a solve is that at logits off by the error.
+    other = relative.margin(z, y).sigmoid()
+    fixed = error[column, point] + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
+    reach = (high - low) / 2 * at.spread[point].sqrt()
+
+    def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
+        shifted, off = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2), reach[pairs] * norm
+        found = pvalues.order(relative.margin(shifted, y[pairs]), tau[column[pairs]], off + fixed[pairs])
+        order[column[pairs], point[pairs]] = found.to(order.dtype)
         # Where the other errors decide, more products would not.
         decided: Tensor = found != 0
         return decided | (off < 1e-2 * fixed[pairs])
 
-    r = relative.residual_(fits.pi[point, 1:, column].T.contiguous(), y_own)
-    right = (x_own[:, None, :] * r).flatten(0, 1)
-    conjugate(bag, own, fits.pi[:, 1:, column], fits.theta[:, :, column], right, stop)
+    pi = fits.rough.index_select(0, column) if dtype == torch.float32 else fits.pi[column, 1:]
+    conjugate(bag, own, pi, fits.theta[:, :, column], x * r.T[:, :, None], stop)
+
+
+def _ahead(x: Tensor, w: Tensor, s: Tensor, share: Tensor) -> Tensor:
+    """Logits (K, B) of points x (B, 1, d) of solutions w (B, K, d) and shares (B,) of the steps s that lie ahead."""
+    return torch.addcmul(w, share[:, None, None], s).mul_(x).sum(2).T
 
 
 def _counts(s: Scores, change: Change, weight: Tensor | FloatArray | None) -> Counted:
@@ -299,10 +322,9 @@ def symmetric_bounds(
     def counted(change: Change) -> Counted:
         theta = first_step(bag, change) if one_step else refit(bag, change).theta
         z = logits(bag, theta)
-        pi = relative.probabilities(z)
         G, C = (
-            gradient(bag, change, theta, relative.residual(pi, bag.y[:, None])),
-            curvature(bag, change, theta, relative.second(pi)),
+            gradient(bag, change, theta, relative.residual(z, bag.y[:, None])),
+            curvature(bag, change, theta, relative.second(z)),
         )
         _, kappa, error = certify(bag, change, theta, G, C)
         reach, grain = error / kappa, rounding(bag, change, theta)

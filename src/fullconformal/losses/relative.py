@@ -55,24 +55,34 @@ def all_probabilities(z: Tensor) -> Tensor:
     return out.div_(out.sum(-2, keepdim=True))
 
 
-def residual(pi: Tensor, y: Tensor) -> Tensor:
-    """ℓ' = π − e_y (..., K, B)."""
-    return residual_(pi.clone(), y)
+def residual(z: Tensor, y: Tensor) -> Tensor:
+    """ℓ' = π − e_y (..., K, B) of logits z (..., K, B). That of the own class is minus the sum of the others, which keeps its digits."""
+    if z.shape[-2] == 1:
+        sign = torch.where(y == 0, 1.0, -1.0).to(z.dtype).unsqueeze(-2)
+        return (sign * z).sigmoid_().mul_(sign)
+    pi = all_probabilities(z)
+    own = y.unsqueeze(-2).expand(*pi.shape[:-2], 1, pi.shape[-1])
+    pi.scatter_(-2, own, 0.0).scatter_(-2, own, -pi.sum(-2, keepdim=True))
+    return pi[..., 1:, :].contiguous()
 
 
 def residual_(pi: Tensor, y: Tensor) -> Tensor:
-    """The same in place of the probabilities."""
+    """The same in place of probabilities (..., K, B), and off by units of one: enough where bounds grant them."""
     classes = torch.arange(1, pi.shape[-2] + 1, device=pi.device)[:, None]
     return pi.sub_((classes == y.unsqueeze(-2)).to(pi.dtype))
 
 
-def second(pi: Tensor) -> Tensor:
-    """ℓ'' = diag(π) − ππᵀ, packed (..., Q, B)."""
-    if pi.shape[-2] == 1:
-        return (1 - pi).mul_(pi)
-    (i, j), _ = pairs(pi.shape[-2], pi.device)
+def second(z: Tensor) -> Tensor:
+    """ℓ'' = diag(π) − ππᵀ of logits z (..., K, B), packed (..., Q, B). With 1 − π of the likeliest class as the sum of the others."""
+    if z.shape[-2] == 1:
+        e = z.abs().neg_().exp_()
+        return e / (1 + e).square_()
+    pi = all_probabilities(z)
+    top = pi.argmax(-2, keepdim=True)
+    rest = (1 - pi).scatter_(-2, top, pi.scatter(-2, top, 0.0).sum(-2, keepdim=True))[..., 1:, :]
+    pi, ((i, j), _) = pi[..., 1:, :], pairs(z.shape[-2], z.device)
     S: Tensor = -pi[..., i, :] * pi[..., j, :]
-    S[..., i == j, :] += pi
+    S[..., i == j, :] = pi * rest
     return S
 
 

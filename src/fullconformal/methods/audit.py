@@ -20,7 +20,7 @@ from fullconformal import pvalues
 from fullconformal.linear.from_problem import Regression
 from fullconformal.methods.base import Fitted, FloatArray, IntArray, Query, Values
 from fullconformal.methods.fitting import FittedProblem
-from fullconformal.methods.regression import Comparison, FittedRegression
+from fullconformal.methods.regression import FittedRegression, RegressionQuery
 from fullconformal.models.objects import take
 from fullconformal.models.training import polish
 from fullconformal.problem import Problem
@@ -331,7 +331,7 @@ def audit_regression(
     for k, row in enumerate(rows.tolist()):
         x = take(X, [row])
         value = float(fitted.predict(x)[0] + drawn[k])
-        p_method[k] = next(iter(fitted.steps(x, Comparison(q)))).p([[value]])[0, 0]
+        p_method[k] = next(iter(fitted.steps(x, RegressionQuery(q)))).p([[value]])[0, 0]
         points = rng.choice(n, n_points, replace=False)
         # With transformers in the bag, another fit for each object.
         one, x = fitted.at(x)

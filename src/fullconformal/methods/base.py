@@ -71,13 +71,14 @@ class Config:
 class Bag:
     """The training points: objects X (n, ...) as the model sees them, label indices y (n,), and the classes (C,) they stand for.
 
-    Points with the same entry of `groups` (n,), where there are any, belong together.
+    Points with the same entry of `groups` (n,), where there are any, belong together. `weights` (n,) are those of losses in training.
     """
 
     X: Any
     y: IntArray
     classes: npt.NDArray[Any]
     groups: npt.NDArray[Any] | None = None
+    weights: FloatArray | None = None
 
     @property
     def n_classes(self) -> int:
@@ -91,21 +92,22 @@ class Bag:
 
     def part(self, points: IntArray) -> Bag:
         """The bag of some of the points."""
-        return Bag(take(self.X, points), self.y[points], self.classes)
+        return Bag(take(self.X, points), self.y[points], self.classes, weights=some(self.weights, points))
 
     def with_candidate(self, X: Any, label: int) -> Bag:
         """The bag with one more point, of object X (1, ...)."""
-        return Bag(joined(self.X, X), np.append(self.y, label), self.classes)
+        return Bag(joined(self.X, X), np.append(self.y, label), self.classes, weights=one_more(self.weights))
 
 
 @savable
 @dataclass(frozen=True)
 class Values:
-    """The training points of a regression: objects X (n, ...) as the model sees them, and their values y (n,); groups as in `Bag`."""
+    """The training points of a regression: objects X (n, ...) as the model sees them, values y (n,); groups and weights as in `Bag`."""
 
     X: Any
     y: FloatArray
     groups: npt.NDArray[Any] | None = None
+    weights: FloatArray | None = None
 
     #: one output of a model, the value
     n_classes: ClassVar[int] = 1
@@ -117,11 +119,21 @@ class Values:
 
     def part(self, points: IntArray) -> Values:
         """The bag of some of the points."""
-        return Values(take(self.X, points), self.y[points])
+        return Values(take(self.X, points), self.y[points], weights=some(self.weights, points))
 
     def with_candidate(self, X: Any, value: float) -> Values:
         """The bag with one more point, of object X (1, ...)."""
-        return Values(joined(self.X, X), np.append(self.y, value))
+        return Values(joined(self.X, X), np.append(self.y, value), weights=one_more(self.weights))
+
+
+def some(weights: FloatArray | None, points: IntArray) -> FloatArray | None:
+    """Weights of some of the points, where there are any."""
+    return None if weights is None else weights[points]
+
+
+def one_more(weights: FloatArray | None) -> FloatArray | None:
+    """Weights with that of one more point, 1, where there are any."""
+    return None if weights is None else np.append(weights, 1.0)
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,8 @@ class Method(ABC):
     name: ClassVar[str]
     #: whether it trains a Pipeline as a whole, transformers and all, from the objects as they were given
     takes_pipeline: ClassVar[bool] = False
+    #: whether it trains with the weights of a bag
+    takes_weights: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:

@@ -31,12 +31,11 @@ from fullconformal.storage import budget, expect, require, savable
 
 
 def symmetric_seconds(m: int, n: int, d: int, n_classes: int) -> float:
-    """About how long the symmetric p-values of m objects take, n training points with d inputs, on one core.
+    """Roughly how long the symmetric p-values of m objects take, n training points with d inputs: for choices between methods.
 
-    A candidate has about a dozen products with the points and with the inverse Hessian of the fit on them, passes through arrays of all
-    points and classes some hundred times, and through K × K matrices of the points. The coefficients meet times measured from 2 to 30
-    classes within a factor of three; where a candidate moves the fit far (features with outliers) it has a Hessian, and it may be thirty.
+    A choice must not depend on how busy a machine is. What people are told of is the pace of the work itself (`runtime.tasks.Watch`).
     """
+    # A dozen products with the points and the inverse Hessian a candidate, and some hundred passes through all points and classes.
     K = n_classes - 1
     p = d * K
     return m * n_classes * (5e-10 * (4.0 * n * p + 2.0 * p * p) + 1.1e-7 * n * n_classes + 1.5e-9 * n * K**3)
@@ -104,7 +103,6 @@ class FittedSymmetric(FittedProblem):
 
     def _counted(self, X: Any, query: Query, enough: Enough | None = None) -> tuple[FloatArray, FloatArray]:
         """Counts (m, C), which need not be told apart where they are enough."""
-        self.warn_of_time(len(X))
         (x, factors), weight = self._scaled(X, query), self.weight(query)
         return symmetric_counts(self.bag, x, query.q, weight, query.progress, self.memory, enough, factors)
 
@@ -120,19 +118,6 @@ class FittedSymmetric(FittedProblem):
 
         found = self._counted(X, query, enough)
         return pvalues.p_values(*found, total)
-
-    def warn_of_time(self, m: int) -> None:
-        """Warn where all candidates of m objects will take long."""
-        n, d = self.bag.X.shape
-        seconds = symmetric_seconds(m, n, d, self.n_classes)
-        # Of less than a minute nobody is warned.
-        if seconds > 60:
-            warnings.warn(
-                f"exactly valid p-values of {m} objects may take about {seconds / 60:.0f} minutes ({self.n_classes} classes, "
-                f"{self.problem.p} parameters); verbose=1 shows the progress, method='influence' approximates them in much less.",
-                ConformalWarning,
-                stacklevel=4,
-            )
 
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray] | None:
         out = symmetric_scores(self.bag, with_labels(self.bag, as_objects(*self._scaled(X, query))), query.q)

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import clone
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor, nn
 
 from fullconformal.linear.from_problem import fit_linear
@@ -176,12 +178,16 @@ def fit_model(estimator: Any, bag: Bag | Values, config: Config) -> Model:
     present = every if config.prefit else np.unique(bag.y)
     if bag.is_trivial and not config.prefit:
         return LogProba(None, present if len(present) else every, len(every))
+    if bag.weights is not None and final is None:
+        l2 = L2_LINEAR if config.l2 is None else config.l2
+        final = LogisticRegression(C=1 / (len(bag.y) * l2), tol=1e-10, max_iter=10_000)
+        estimator = final if transformers is None else make_pipeline(transformers, final)
     # One of scikit-learn's kind, a whole Pipeline too.
-    if not trained_here(final) and not is_skorch(final):
+    if bag.weights is not None or (not trained_here(final) and not is_skorch(final)):
         # XGBoost knows no labels but 0, 1, ..., as many as there are.
         numbers = type(final).__module__.startswith("xgboost.")
         labels = np.searchsorted(present, bag.y) if numbers else bag.classes[bag.y]
-        fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, labels, config.seed)
+        fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, labels, config.seed, bag.weights)
         return LogProba(fitted, present if numbers else columns(fitted, bag.classes, present), len(every))
     transformers, X = fit_steps(transformers, bag, config)
     if trained_here(final):
@@ -198,14 +204,14 @@ def _fit_values(estimator: Any, bag: Values, config: Config) -> Prediction | Pip
     transformers, final = split_pipeline(estimator)
     if bag.is_trivial:
         return Prediction(None)
-    if final is not None and not isinstance(final, nn.Module) and not is_skorch(final):
-        return Prediction(fit_foreign(estimator, bag.X, bag.y, config.seed))
+    if final is not None and (bag.weights is not None or not (isinstance(final, nn.Module) or is_skorch(final))):
+        return Prediction(fit_foreign(estimator, bag.X, bag.y, config.seed, bag.weights))
     transformers, X = fit_steps(transformers, bag, config)
     if isinstance(final, nn.Module):
         model = Prediction(*fit_network(final, replace(bag, X=X), config))
     else:
         final = Ridge(len(bag.y) * (L2_LINEAR if config.l2 is None else config.l2)) if final is None else final
-        model = Prediction(fit_foreign(final, X, bag.y, config.seed))
+        model = Prediction(fit_foreign(final, X, bag.y, config.seed, bag.weights))
     return model if transformers is None else Piped(transformers, model)
 
 
@@ -247,8 +253,9 @@ def trained_here(final: Any) -> bool:
     return final is None or isinstance(final, nn.Module)
 
 
-def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
-    """A clone of the estimator fitted to all of (X, y); random states that were left open, a Pipeline's steps included, are seeded."""
+def fit_foreign(estimator: Any, X: Any, y: Any, seed: int, weights: FloatArray | None = None) -> Any:
+    """A clone of the estimator fitted to all of (X, y), of weights (n,); open random states, a Pipeline's too, are seeded."""
+    told = weighted(estimator, weights)
     if is_skorch(estimator):
         estimator = clone(estimator)
         # Full conformal prediction trains on every labelled point: no internal hold-out.
@@ -257,7 +264,23 @@ def fit_foreign(estimator: Any, X: Any, y: Any, seed: int) -> Any:
         # Numbers as a column, as the module returns them.
         y = y.astype(np.float32)[:, None] if y.dtype.kind == "f" else y.astype(np.int64)
         return estimator.fit(np.asarray(X, dtype=np.float32), y)
-    return seeded(estimator, seed).fit(X, y)
+    return seeded(estimator, seed).fit(X, y, **told)
+
+
+def weighted(estimator: Any, weights: FloatArray | None) -> dict[str, Any]:
+    """What tells the fit of an estimator, or of the last step of a Pipeline, the weights (n,) of points; nothing where there are none."""
+    if weights is None:
+        return {}
+    final, prefix = estimator, ""
+    while hasattr(final, "steps"):
+        name, final = final.steps[-1]
+        prefix += f"{name}__"
+    if is_skorch(final) or isinstance(final, nn.Module) or not has_fit_parameter(final, "sample_weight"):
+        kind = "a torch module" if isinstance(final, nn.Module) else f"{type(final).__name__}"
+        raise ValueError(
+            f"sample_weight was given, and training of {kind} takes none; leave it out, or give a model whose fit has sample_weight."
+        )
+    return {f"{prefix}sample_weight": weights}
 
 
 def settings_of(estimator: Any) -> list[tuple[str, str]]:

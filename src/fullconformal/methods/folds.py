@@ -239,6 +239,7 @@ def train_folds(
     return honest, out, models, steps
 
 
+@savable
 @dataclass(frozen=True)
 class Folds(Method):
     """K-fold full conformal prediction, for every classifier with probabilities.
@@ -252,7 +253,7 @@ class Folds(Method):
     update : {"none", "influence"}
         What is done about a candidate's effect on the models that would have seen it.
     score : ConformityScore
-        The loss by default; scores are not randomised.
+        The loss by default. Scores are not randomised, and all their parameters must be given.
     """
 
     folds: int = 10
@@ -262,6 +263,7 @@ class Folds(Method):
 
     name = "folds"
     takes_pipeline = True
+    takes_weights = True
 
     def fit(self, bag: Bag, config: Config) -> FittedFolds:
         self._check(bag, config)
@@ -278,6 +280,10 @@ class Folds(Method):
         """Raise, before any training, where the method is not possible."""
         n, final = len(bag.y), split_pipeline(self.model)[1]
         check_trainings(self.folds, n, config)
+        if not self.score.complete:
+            raise ValueError(
+                f"score={self.score!r} leaves parameters open, and folds keep no points to tune them on; give them all."
+            )
         if self.update == "none":
             return
         if not trained_here(final):

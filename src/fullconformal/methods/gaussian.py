@@ -14,7 +14,7 @@ from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, Unsuitable, counted, starts_with
 from fullconformal.models.gaussian import Densities, Discriminant, NaiveBayes
 from fullconformal.models.requirements import check_squares, finite_rows
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import LIMITS, expect, require, savable
 
 
 def is_gaussian(model: Any) -> bool:
@@ -69,6 +69,11 @@ class FittedGaussian(Fitted):
         bag = expect(state["bag"], Densities)
         require(bag.X.ndim == 2 and bag.y.shape == bag.X.shape[:1] and bool(np.isfinite(bag.X).all()), "points")
         require(bag.priors is None or bag.priors.shape == (bag.n_classes,), "priors")
+        # Arrays (n, C, d), and of a discriminant analysis (n, C, C) and (d, d), which few points do not bear out.
+        (n, d), C = bag.X.shape, bag.n_classes
+        widest, most = (max(C, d), d) if isinstance(bag, Discriminant) else (d, 1), LIMITS.activations(bag.X.size)
+        require(n * C * widest[0] <= max(LIMITS.budget // 16, most), "number of classes")
+        require(widest[1] ** 2 <= most, "number of columns")
         require(bool((bag.sizes > 0).all()), "labels")
         return cls(bag)
 

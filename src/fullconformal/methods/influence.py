@@ -33,7 +33,7 @@ from fullconformal.runtime.tasks import stage
 from fullconformal.storage import budget, expect, require, savable
 
 # Multiplications up to which the literal loop takes half the time of the counter: it makes fewer calls.
-LITTLE = 2**25
+LITTLE = {"cpu": 2**25, "cuda": 2**38}
 
 
 @savable
@@ -132,6 +132,7 @@ class FittedInfluence(FittedProblem):
         return cls(prepared, *named, estimates, expect(state["span"], Span, type(None)))
 
 
+@savable
 @dataclass(frozen=True)
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
@@ -240,8 +241,9 @@ def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit |
 def influence_counts(prepared: Prepared, X: Tensor, query: Query) -> Counts:
     """Counts for the candidates of every x in X (m, ...): by the counter; little work, and what it does not have, by the literal loop."""
     problem = prepared.problem
-    # In float32 the two may differ by a tie, and an object has the same p-values in any batch.
-    little = X.dtype == torch.float64 and problem.n * len(X) * problem.n_classes * problem.p <= LITTLE
+    # In float32 the two may differ by a tie, and an object has the same p-values in any batch; a GPU's products depend on it anyway.
+    little = problem.n * len(X) * problem.n_classes * problem.p <= LITTLE.get(X.device.type, LITTLE["cpu"])
+    little = little and (X.dtype == torch.float64 or X.is_cuda)
     asked = query.prune is True or (query.prune == "auto" and not little)
     if query.approximation == "direct" and prepared.factor.positive_definite and asked:
         points = None if query.points is None else torch.as_tensor(query.points, device=X.device)

@@ -23,14 +23,14 @@ from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import fit_foreign, fit_network, to_device
 from fullconformal.methods.influence import choice_of
 from fullconformal.methods.regression import (
-    Comparison,
     Figures,
     FittedLines,
     RegressionMethod,
+    RegressionQuery,
     blocks,
     saved_bag,
 )
-from fullconformal.models.adapters import adapt
+from fullconformal.models.adapters import adapt, check_objective
 from fullconformal.models.requirements import to_tensor
 from fullconformal.problem import Problem, flat
 from fullconformal.storage import budget, expect, require, savable
@@ -80,7 +80,7 @@ class FittedTangent(FittedLines):
         f = self.problem.logits(self._inputs(X))[:, 0].double().cpu().numpy()
         return np.asarray(self.centre + self.scale * f)
 
-    def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
+    def _lines(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X)
         # A leverage of one or more is no leverage: the curvature is too crude there. Such points count always.
         wrong = self.leverage >= 1 - ALONE
@@ -140,9 +140,10 @@ class FittedTangent(FittedLines):
         return cls(bag, problem, expect(state["factor"], Factor), *numbers, *named)
 
 
+@savable
 @dataclass(frozen=True)
 class TangentRegression(RegressionMethod):
-    """ACP-GN: full CP of a network's tangent, for modules of one output and MLPRegressor."""
+    """ACP-GN: full CP of a network's tangent, for modules of one output, skorch nets and MLPRegressor."""
 
     name = "influence"
 
@@ -150,6 +151,7 @@ class TangentRegression(RegressionMethod):
         if isinstance(self.model, nn.Module):
             problem, centre, scale = fit_network(self.model, bag, config)
         else:
+            check_objective(self.model)
             centre, scale = 0.0, 1.0
             fitted = self.model if config.prefit else fit_foreign(self.model, bag.X, bag.y, config.seed)
             module, penalty = adapt(fitted, len(bag.y))

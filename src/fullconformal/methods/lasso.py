@@ -16,10 +16,10 @@ from fullconformal.linear.lasso import Lasso, Segment, Stop
 from fullconformal.linear.ridge import ALONE
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import (
-    Comparison,
     Figures,
     FittedRegression,
     RegressionMethod,
+    RegressionQuery,
     just_below,
     saved_bag,
 )
@@ -42,13 +42,15 @@ class FittedLasso(FittedRegression):
     def predict(self, X: Any) -> FloatArray:
         return np.asarray(self.model.predict(X), dtype=np.float64)
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         X = np.asarray(X, dtype=np.float64)
         tie = 64 * (self.fit.X.shape[1] + 8) * EPS
         slack = tie * (float(np.abs(self.fit.y).max(initial=0.0)) + EPS * abs(self.fit.shift))
         ranks = query.ranks(self.n)
         for row, x in enumerate(X):
             stop = None if ranks is None else self._stop(x, query.q, ranks[0], slack, tie)
+            if query.values is not None:
+                stop = beyond(query.values[row] - self.fit.shift)
             parts = [pieces(segment, query.q, slack, tie, self.fit.shift) for segment in self.fit.segments(x, stop)]
             lower, upper, owner = (np.concatenate(part) for part in zip(*parts, strict=True))
             yield query.steps(lower[None], upper[None], owner, self.n, slice(row, row + 1))
@@ -93,6 +95,12 @@ class FittedLasso(FittedRegression):
         return cls(bag, fit, expect(state["model"], ElasticNet))
 
 
+def beyond(t: FloatArray) -> Stop:
+    """Whether all numbers t (k,) that are asked about are passed: of a wide table that is a fraction of the way."""
+    low, high = t.min(initial=np.inf), t.max(initial=-np.inf)
+    return lambda segment, at: segment.start < segment.end and bool(at > high if at == segment.end else at < low)
+
+
 def pieces(
     segment: Segment, q: float, slack: float, tie: float, shift: float
 ) -> tuple[FloatArray, FloatArray, np.ndarray[Any, Any]]:
@@ -124,6 +132,7 @@ def pieces(
     return lower, upper, ends[2][held]
 
 
+@savable
 @dataclass(frozen=True)
 class LassoRegression(RegressionMethod):
     """Full CP itself for Lasso and ElasticNet, by following the fit over all values of the candidate."""

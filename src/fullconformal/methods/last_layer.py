@@ -153,6 +153,7 @@ class FittedOnFeatures(Fitted):
         return cls(expect(state["head"], Head), expect(state["inner"], FittedInfluence))
 
 
+@savable
 @dataclass(frozen=True)
 class LastLayer(Method):
     """Influence of the last layer of a network alone.

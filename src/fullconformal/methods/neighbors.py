@@ -20,8 +20,8 @@ The logarithm changes no p-value and keeps far points apart, whose kernels would
 common to all, which is dropped. Infinite scores tie with each other.
 
 Behind a scaler that is fitted with the object, all distances change a little, for each object by other scales s of the columns. The k
-nearest are then among a few more than k that were nearest before: a point at distance D is at D/max s or more. Those few, and for
-densities all pairs of a label, are scaled for many objects at once, as a product of matrices.
+nearest are then among a few more than k that were nearest before: a point at distance D is at D/max s or more. Those few are scaled for
+many objects at once, as a product of matrices. Densities have bounds, and sums of their own where these leave a comparison open.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from fullconformal.models.distances import (
     log_kernel,
     log_sum,
     nearest,
+    own_log_sums,
     smallest,
     without_self,
 )
@@ -190,8 +191,8 @@ class NearestNeighbors(Scores):
     @cached_property
     def near(self) -> tuple[Near, Near]:
         """The nearest points of the own label and of the others, some more than k."""
-        own = self.y[:, None] == self.y
-        return Near.of(self.X, own, self.k + KEPT, self.p), Near.of(self.X, ~own, self.k + KEPT, self.p)
+        own, others = (Near.of(self.X, self.y, own, self.k + KEPT, self.p) for own in (True, False))
+        return own, others
 
     def _lists(self, near: Near, scales: FloatArray, factors: FloatArray) -> Lists:
         """Lists of neighbours, (m, n) each, once columns are divided by scales (m, d), which are factors (m, d) of |x − x'|^p."""
@@ -249,12 +250,7 @@ class KernelDensity(Scores):
     ) -> Self:
         """Provisional sums on the bag X (n, d), y (n,): O(n²), once."""
         X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.intp)
-        total = np.empty(len(y))
-        for c in range(n_classes):
-            members = np.flatnonzero(y == c)
-            for at in blocks(len(members), 32 * len(members), block):
-                log_K = log_kernel(X[members[at]], X[members], bandwidth)
-                total[members[at]] = log_sum(without_self(log_K, at, -np.inf))
+        total = own_log_sums(X, y, np.arange(len(y)), bandwidth, block)
         return cls(X, y, n_classes, bandwidth, total, np.bincount(y, minlength=n_classes))
 
     def scores(self, X_test: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -262,19 +258,55 @@ class KernelDensity(Scores):
         return self._scores(log_kernel(np.asarray(X_test, dtype=np.float64), self.X, self.bandwidth), self.log_sums)
 
     def scaled(self, X_test: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The same for objects that divide all columns by scales (m, d)."""
-        factors = -(scales**-2.0) / (2 * self.bandwidth**2)
-        log_K = np.stack([(x - self.X) ** 2 @ factor for x, factor in zip(X_test, factors, strict=True)])
-        log_sums = np.empty((len(X_test), len(self.y)))
-        for c in range(self.n_classes):
-            members = np.flatnonzero(self.y == c)
-            n, wide = len(members), max(self.X.shape[1], len(X_test))
-            for at in blocks(n, 8 * n * wide, CACHE):
-                gaps = (self.X[members[at], None] - self.X[members]) ** 2
-                between = (gaps.reshape(-1, self.X.shape[1]) @ factors.T).reshape(len(gaps), n, -1)
-                between[np.arange(len(gaps)), np.arange(at.start, at.stop)] = -np.inf
-                log_sums[:, members[at]] = log_sum(between.swapaxes(1, 2).reshape(-1, n)).reshape(len(gaps), -1).T
-        return self._scores(log_K, log_sums)
+        """The same for objects that divide all columns by scales (m, d).
+
+        Scores that may lie on either side of a candidate's by their bounds are computed; of the others only the side counts.
+        """
+        log_K = np.vstack(
+            [log_kernel(x[None] / s, self.X / s, self.bandwidth) for x, s in zip(X_test, scales, strict=True)]
+        )
+        log_sums, off = self._bounded(scales)
+        alpha, tau = self._scores(log_K, log_sums)
+        with np.errstate(invalid="ignore"):
+            reach = off[:, None] + 4 * self.tie(np.where(np.isfinite(tau), np.abs(tau), 0.0))[..., None]
+            near: npt.NDArray[np.bool_] = np.any(np.abs(alpha - tau[..., None]) <= reach, axis=1)
+        for r in np.flatnonzero(near.any(1)):
+            points = np.flatnonzero(near[r])
+            log_sums[r, points] = own_log_sums(self.X / scales[r], self.y, points, self.bandwidth, CACHE)
+        return self._scores(log_K, log_sums) if near.any() else (alpha, tau)
+
+    @cached_property
+    def moments(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of each point, weighted by kernels over their sum: mean (x_i − x_j)² (n, d) and (log K)² (n,); the largest −log K (n,)."""
+        X = self.X - self.X.mean(0)
+        gaps, square, most = np.zeros_like(X), np.zeros(len(X)), np.zeros(len(X))
+        for members in (np.flatnonzero(self.y == c) for c in range(self.n_classes) if self.size[c] > 1):
+            near = X[members]
+            for at in blocks(len(members), 32 * len(members), CACHE):
+                some, log_K = members[at], log_kernel(near[at], near, self.bandwidth)
+                W = np.exp(without_self(log_K.copy(), at, -np.inf) - self.log_sums[some, None])
+                gaps[some] = near[at] ** 2 - 2 * near[at] * (W @ near) + W @ near**2
+                square[some], most[some] = (W * log_K**2).sum(1), -log_K.min(1)
+        return gaps, square, most
+
+    def _bounded(self, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Log sums (m, n) once columns are divided by scales (m, d), and what they may be off by (m, n).
+
+        They are convex in the columns' factors s⁻², so that the tangent is below them. Log K changes by a random variable Y of the
+        kernels' weights, |Y| ≤ ρ|log K| with ρ the largest |s⁻² − 1|, so that they exceed it by log E exp(Y − EY), at most
+        E Y² (e^b − 1 − b)/b², where b bounds Y − EY (Bennett's inequality).
+        """
+        gaps, square, most = self.moments
+        change = scales**-2.0 - 1
+        rho = np.abs(change).max(1, keepdims=True)
+        shift = change @ gaps.T / (-2 * self.bandwidth**2)
+        with np.errstate(over="ignore"):
+            b = np.maximum(2 * rho * most, 1e-3)
+            above = rho**2 * square * (np.expm1(b) - b) / b**2
+        # Wider ones decide little, and cost digits.
+        off = np.where(above > 1, np.inf, above / 2)
+        # Room for rounding of the means.
+        return self.log_sums + shift + np.where(above > 1, 0.0, off), off + 1e-9 * (rho + np.abs(shift))
 
     def _scores(self, log_K: FloatArray, log_sums: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Scores α (m, C, n) and τ (m, C) of objects with kernels log K (m, n), given log sums (n,) or (m, n) of the training points."""
@@ -315,10 +347,9 @@ class FittedNeighbors(Fitted):
 
     @property
     def takes_scales(self) -> bool:  # type: ignore[override]
-        """Whether what is kept of neighbours for that is no more than half a GiB; densities keep nothing."""
+        """Whether what is kept of neighbours for that is no more than half a GiB; densities keep little."""
         n, d = self.bag.X.shape
-        k = self.bag.k if isinstance(self.bag, NearestNeighbors) else -KEPT
-        return bool(16 * n * (n + (k + KEPT) * d) <= 2**29)
+        return not isinstance(self.bag, NearestNeighbors) or bool(16 * n * (self.bag.k + KEPT) * d <= 2**29)
 
     def holds(self, X: Any) -> bool:
         return starts_with(self.bag.X, X)

@@ -19,7 +19,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
 from fullconformal.methods.base import Config, FloatArray, Values
-from fullconformal.methods.regression import Comparison, FittedRegression, RegressionMethod, blocks, saved_bag
+from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks, saved_bag
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
@@ -90,7 +90,7 @@ class FittedNeighborsRegression(FittedRegression):
     def predict(self, X: Any) -> FloatArray:
         return np.asarray(self.model.predict(X), dtype=np.float64)
 
-    def _residuals(self, X: Any, query: Comparison) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray]]:
+    def _residuals(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray]]:
         """A block of objects at a time: residuals r − slope·t (b, n) of the points, t that of the candidate, at y = centre + t."""
         if query.q == 0:
             raise ValueError("k-NN scores leave a point out of its own neighbours: use scheme='deleted'.")
@@ -103,7 +103,7 @@ class FittedNeighborsRegression(FittedRegression):
             base, slope = self.lists.mean_with(D, tie)
             yield at, y - base - slope * centre[:, None], slope, centre
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         slack = 8 * (self.lists.k + 8) * EPS * float(np.abs(self.bag.y).max())
         for at, r, slope, centre in self._residuals(X, query):
             signed = np.where(r < 0, -slope, slope)
@@ -112,7 +112,7 @@ class FittedNeighborsRegression(FittedRegression):
             lower, upper, owner = crossings(np.abs(r), signed, edge, centre, np.full(len(centre), slack), slack)
             yield query.steps(lower, upper, owner, self.n, at)
 
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+    def distributions(self, X: Any, query: RegressionQuery) -> Iterator[Distribution]:
         # Slopes are not negative: the candidate's residual passes each point's once, from below.
         for _, r, slope, centre in self._residuals(X, query):
             yield Distribution.of(centre[:, None] + r / (1 + slope))

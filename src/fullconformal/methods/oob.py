@@ -14,6 +14,10 @@ them, each kept with the probability with which its bootstrap of the n + 1 point
 and the trees that would have drawn it are left as they are: that is the approximation. All the trees together would be a better
 ensemble than the one that scores a training point, and the candidate would conform too well.
 
+A mean over a third of the trees is noisier than one over all, and sets are larger for it. No rule that treats a training point and a
+candidate alike can use more of them than have not seen the training point, so more are grown: as many as it takes for a point to be
+scored by `n_estimators` trees, or by a hundred where these are more.
+
 A point that every tree drew, or a candidate that no tree is kept for, is scored as if each of the C labels had probability 1/C, a number as
 if the mean of all values were predicted: the same rule for all points, so it costs no validity. With a hundred trees it does not happen
 (0.632^100 ≈ 1e-20); with ten, to one point in a hundred.
@@ -24,11 +28,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import shake_256
+from math import ceil
 from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import sklearn
+from sklearn.base import clone
 from sklearn.ensemble import (
     BaggingClassifier,
     BaggingRegressor,
@@ -37,6 +44,8 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.ensemble._forest import BaseForest
+from sklearn.utils.fixes import parse_version
 
 from fullconformal import pvalues
 from fullconformal.guarantees import APPROXIMATE
@@ -54,6 +63,8 @@ PROMISE = APPROXIMATE.because(
 )
 # First training objects that are kept, on which a loaded predictor tries its transformers: as many as the estimator keeps of its own.
 KEPT = 20
+# Members whose mean more of them hardly change.
+MANY = 100
 
 
 def is_forest(model: Any) -> bool:
@@ -85,7 +96,11 @@ def n_draws(model: Any, n: int) -> int:
     share = model.max_samples
     if share is None:
         return n
-    return int(share) if isinstance(share, Integral) else max(round(float(share) * n), 1)
+    if isinstance(share, Integral):
+        return int(share)
+    # Forests rounded until scikit-learn 1.9, and cut off since, as bagging always did.
+    rounds = isinstance(model, BaseForest) and parse_version(sklearn.__version__) < parse_version("1.9")
+    return max(round(share * n) if rounds else int(share * n), 1)
 
 
 def share_missed(model: Any, n: int) -> float:
@@ -160,10 +175,16 @@ class Forest:
 
     @classmethod
     def fit(cls, model: Any, X: Any, y: Any, seed: int) -> Self:
-        """Of an ensemble as it was given, fitted to objects X (n, d) and labels or values y (n,)."""
+        """Of an ensemble as it was given, fitted to objects X (n, d) and labels or values y (n,).
+
+        Not of weights: some bootstraps draw points by them, and a candidate would be missed as often as its own weight says.
+        """
         check_forest(model)
-        first = np.array(np.asarray(X)[:KEPT], dtype=np.float64)
-        return cls(fit_foreign(model, np.asarray(X), y, seed), share_missed(model, len(y) + 1), seed, first)
+        first, share = np.array(np.asarray(X)[:KEPT], dtype=np.float64), share_missed(model, len(y) + 1)
+        # Anything but a whole number scikit-learn refuses in its own words.
+        if isinstance(asked := model.n_estimators, Integral):
+            model = clone(model).set_params(n_estimators=max(int(asked), ceil(min(int(asked), MANY) / share)))
+        return cls(fit_foreign(model, np.asarray(X), y, seed), share, seed, first)
 
     def __len__(self) -> int:
         return len(self.model.estimators_)
@@ -229,11 +250,11 @@ class FittedOutOfBag(Fitted):
     def warnings(self) -> list[str]:
         """Of too few trees: points of whose label no tree thought are all tied, and so are the labels of which none thinks."""
         tied = float((self.alpha >= 1).mean())
-        if tied <= 0.05 or len(self.forest) >= 100:
+        if tied <= 0.05 or len(self.forest) >= MANY:
             return []
         return [
             f"{self.forest.few}, and for {tied:.0%} of the training points none of them chose the true label: above {1 - tied:.0%} "
-            "confidence sets hold every label; grow more trees (n_estimators=300)"
+            "confidence sets hold every label; grow more trees (n_estimators=100)"
         ]
 
     def state(self) -> dict[str, Any]:
@@ -250,6 +271,7 @@ class FittedOutOfBag(Fitted):
         return fitted
 
 
+@savable
 @dataclass(frozen=True)
 class OutOfBag(Method):
     """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""

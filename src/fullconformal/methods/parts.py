@@ -94,7 +94,7 @@ def fit_parts(
     Finished networks are kept in the checkpoint's folder, where there is one: other models have no numbers to be kept by.
     """
     final = split_pipeline(estimator)[1]
-    network = isinstance(final, nn.Module) and not config.prefit and config.head is None
+    network = isinstance(final, nn.Module) and not config.prefit and config.head is None and bag.weights is None
     if network and len(parts) > 1 and is_stackable(final, len(parts), len(bag.y), config.device):
         yield from _together(estimator, bag, parts, replace(config, progress=progress))
     elif network and config.work.checkpoint is not None:

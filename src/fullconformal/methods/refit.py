@@ -356,6 +356,7 @@ class FittedRefit(NeverSaved, Fitted):
         )  # fmt: skip
 
 
+@savable
 @dataclass(frozen=True)
 class Refit(Method):
     """Full CP itself for any classifier, by honest refits."""

@@ -18,10 +18,13 @@ from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.methods.refit import NeverSaved, Refits, Residuals, check, orders
-from fullconformal.methods.regression import Comparison, FittedRegression, RegressionMethod
+from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.runtime.files import fingerprint
 from fullconformal.sets import members
 from fullconformal.storage import savable
+
+# How far out values are tried, in ranges of y.
+FURTHEST = 100
 
 
 @savable
@@ -41,20 +44,32 @@ class FittedRefitRegression(NeverSaved, FittedRegression):
     def predict(self, X: Any) -> FloatArray:
         return np.asarray(self.model(X)[:, 0])
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         X = np.asarray(X)
         for row in range(len(X)):
             at = slice(row, row + 1)
-            asked = None if query.values is None else query.values[row][np.isfinite(query.values[row])]
-            yield self._tried(X[at], query, at, asked).steps(query, at)
+            yield self._tried(
+                X[at], query, at, None if query.values is None else self._finite(query.values[row])
+            ).steps(query, at)
             if query.progress is not None:
                 query.progress(row + 1, len(X))
 
-    def _tried(self, x: Any, query: Comparison, at: slice, asked: FloatArray | None) -> Tried:
+    @property
+    def _span(self) -> float:
+        """The range of y, by which values are measured."""
+        return float(np.ptp(self.bag.y)) or max(1.0, float(np.abs(self.bag.y).max()))
+
+    def _finite(self, values: FloatArray) -> FloatArray:
+        """Values that can be fitted: as far out as the search goes for those beyond all numbers, of which p-values are limits."""
+        far = FURTHEST * self._span
+        found = np.nan_to_num(values, nan=np.nan, posinf=self.bag.y.max() + far, neginf=self.bag.y.min() - far)
+        return found[~np.isnan(found)]
+
+    def _tried(self, x: Any, query: RegressionQuery, at: slice, asked: FloatArray | None) -> Tried:
         """Values that are asked, or as many as it takes until the ends of sets at the query's levels are known."""
-        low, high = float(self.bag.y.min()), float(self.bag.y.max())
-        span = (high - low) or max(1.0, abs(high))
-        grid = np.append(np.linspace(low - span / 2, high + span / 2, self.grid), self.predict(x))
+        span = self._span
+        grid = np.linspace(self.bag.y.min() - span / 2, self.bag.y.max() + span / 2, self.grid)
+        grid = np.append(grid, self.predict(x))
         values, tried = grid if asked is None else asked, Tried(np.empty(0), np.empty((0, self.n), dtype=bool))
         levels = [] if query.levels is None or asked is not None else query.levels.ravel().tolist()
         while len(values):
@@ -64,12 +79,12 @@ class FittedRefitRegression(NeverSaved, FittedRegression):
             # Between a member and a value that is none; and beyond the last where that is one, unless all are: a level may have no end.
             cells = (inside[:, 1:] != inside[:, :-1]).any(0) & (gaps > self.tolerance * span)
             values, far = (tried.values[:-1] + gaps / 2)[cells], gaps.sum()
-            ended = ~inside.all(1) & (far < 100 * span)
+            ended = ~inside.all(1) & (far < FURTHEST * span)
             ends = [(inside[:, 0] & ended).any(), (inside[:, -1] & ended).any()]
             values = np.append(values, np.array([tried.values[0] - far, tried.values[-1] + far])[ends])
         return tried
 
-    def at_least(self, x: Any, values: FloatArray, query: Comparison) -> npt.NDArray[np.bool_]:
+    def at_least(self, x: Any, values: FloatArray, query: RegressionQuery) -> npt.NDArray[np.bool_]:
         """Whether (k, n) training points are at least as strange as object x (1, ...) with each of the values (k,)."""
         config, bag, deleted = self.fit_score.config, self.bag, query.q > 0
         check(bag.X, x, int(deleted), False)
@@ -88,14 +103,14 @@ class Tried:
     values: FloatArray
     holds: npt.NDArray[np.bool_]
 
-    def and_at(self, values: FloatArray, fitted: FittedRefitRegression, x: Any, query: Comparison) -> Tried:
+    def and_at(self, values: FloatArray, fitted: FittedRefitRegression, x: Any, query: RegressionQuery) -> Tried:
         """With more values."""
         new = np.setdiff1d(values, self.values)
         every = np.concatenate([self.values, new])
         order = np.argsort(every)
         return Tried(every[order], np.concatenate([self.holds, fitted.at_least(x, new, query)])[order])
 
-    def steps(self, query: Comparison, at: slice) -> Steps:
+    def steps(self, query: RegressionQuery, at: slice) -> Steps:
         """p(y): between two values that of the points that count at one of them, beyond the last that at the last."""
         h, v = self.holds.T, self.values
         no = np.zeros((len(h), 1), dtype=bool)
@@ -106,6 +121,7 @@ class Tried:
         return query.steps(lower[None], upper[None], owner, len(h), at)
 
 
+@savable
 @dataclass(frozen=True)
 class RefitRegression(RegressionMethod):
     """Full CP itself for any regressor, by honest refits at so many values of an object, and at more until ends are known.

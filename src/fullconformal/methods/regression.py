@@ -18,8 +18,8 @@ from fullconformal.storage import expect, require
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """With whom candidates are compared: the scheme q, weights of points (n,) and objects (m,), and the groups (n,) and (m,) of both.
+class RegressionQuery:
+    """With whom candidates are compared: the scheme q, weights of points (n,) and objects (m,), and the categories (n,) and (m,) of both.
 
     Where `levels` are given, only intervals at these confidence levels are asked of the step functions: `Steps` may be of fewer pieces.
     Not `several` are asked of a fit for one object: what prepares many does not pay.
@@ -28,22 +28,25 @@ class Comparison:
     q: float
     points: FloatArray | None = None
     own: FloatArray | None = None
-    groups: tuple[IntArray, IntArray] | None = None
+    categories: tuple[IntArray, IntArray] | None = None
     progress: Progress | None = None
     levels: FloatArray | None = None
     #: numbers (m, k), where p-values of these are asked and nothing else
     values: FloatArray | None = None
     several: bool = True
+    #: weights (m,) of the candidates in the fit, where the training points have such
+    mass: FloatArray | None = None
 
-    def of(self, rows: npt.NDArray[np.intp], several: bool) -> Comparison:
+    def of(self, rows: npt.NDArray[np.intp], several: bool) -> RegressionQuery:
         """The same about some of the objects; of one fit that is asked about several."""
         own = None if self.own is None else self.own[rows]
-        groups = None if self.groups is None else (self.groups[0], self.groups[1][rows])
-        return replace(self, own=own, groups=groups, progress=None, several=several, values=None)
+        categories = None if self.categories is None else (self.categories[0], self.categories[1][rows])
+        mass = None if self.mass is None else self.mass[rows]
+        return replace(self, own=own, categories=categories, progress=None, several=several, values=None, mass=mass)
 
     def ranks(self, n: int) -> tuple[int, int] | None:
         """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""
-        if self.levels is None or self.points is not None or self.own is not None or self.groups is not None:
+        if self.levels is None or self.points is not None or self.own is not None or self.categories is not None:
             return None
         ranks = [int(needed(np.array([n]), 1 - level)[0]) for level in self.levels.ravel().tolist()]
         return max(1, min(ranks)), max(1, *ranks)
@@ -52,8 +55,8 @@ class Comparison:
         """Step functions of the objects `at`, from the pieces (b, K) of training points `owner` (K,)."""
         weight = np.ones(n) if self.points is None else self.points
         total = np.full(len(lower), weight.sum())
-        if self.groups is not None:
-            same = self.groups[0] == self.groups[1][at, None]
+        if self.categories is not None:
+            same = self.categories[0] == self.categories[1][at, None]
             total = same @ weight
             apart = ~same[:, owner]
             lower, upper = np.where(apart, np.inf, lower), np.where(apart, np.inf, upper)
@@ -99,6 +102,8 @@ class FittedRegression(FittedModel):
 
     #: whether the training points are kept
     keeps_points: ClassVar[bool] = True
+    #: whether candidates have weights in the fit, as the training points have
+    weighs_candidates: bool = False
 
     def __init__(self, bag: Values):
         self.bag, self.n = bag, len(bag.y)
@@ -115,10 +120,10 @@ class FittedRegression(FittedModel):
         """The fit (m,) at objects X."""
 
     @abstractmethod
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         """p(y) of objects X, a block at a time."""
 
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+    def distributions(self, X: Any, query: RegressionQuery) -> Iterator[Distribution]:
         """Predictive distributions of objects X, from signed residuals, a block at a time."""
         raise ValueError(
             "predict_cdf and predict_quantile need residuals that are linear in y: use Ridge, LinearRegression, KernelRidge, a "
@@ -149,6 +154,8 @@ class RegressionMethod(ABC):
     name: ClassVar[str]
     #: whether it trains a Pipeline as a whole, transformers and all, from the objects as they were given
     takes_pipeline: ClassVar[bool] = False
+    #: whether it trains with the weights of a bag
+    takes_weights: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, bag: Values, config: Config) -> FittedRegression:
@@ -159,13 +166,13 @@ class FittedLines(FittedRegression):
     """One whose scores are lines in the candidate's value."""
 
     @abstractmethod
-    def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
+    def _lines(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, Lines]]:
         """Scores at objects X, a block at a time, and which objects these are."""
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         return (steps_of(lines, query, at) for at, lines in self._lines(X, query))
 
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+    def distributions(self, X: Any, query: RegressionQuery) -> Iterator[Distribution]:
         return (distribution_of(lines) for _, lines in self._lines(X, query))
 
 
@@ -196,7 +203,7 @@ def just_below(end: float) -> float:
     return end if np.isinf(end) else float(np.nextafter(end, -np.inf))
 
 
-def steps_of(lines: Lines, query: Comparison, at: slice) -> Steps:
+def steps_of(lines: Lines, query: RegressionQuery, at: slice) -> Steps:
     """p(y) of the objects `at` from the scores at them."""
     lower, upper, owner = crossings(lines.size, lines.slope, lines.edge, lines.centre, lines.slack, lines.tie)
     lower[lines.free], upper[lines.free] = -np.inf, np.inf

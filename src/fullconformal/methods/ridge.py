@@ -20,11 +20,11 @@ from fullconformal.linear.ridge import KernelRidge, Lines, Ranking, Ridge
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import (
-    Comparison,
     Figures,
     FittedLines,
     FittedRegression,
     RegressionMethod,
+    RegressionQuery,
     blocks,
     just_below,
     rows_in_cache,
@@ -47,10 +47,13 @@ class FittedRidge(FittedLines):
         super().__init__(bag)
         self.fit, self.chosen = fit, chosen
         self.guarantee = APPROXIMATE.because(CHOSEN) if chosen else EXACT
+        self.weighs_candidates = bag.weights is not None
+        if self.weighs_candidates:
+            self.guarantee = EXACT.because("if weights come with their points, as a function of them does")
         self._rankings: dict[float, Ranking | None] = {}
         # Singular values are read from the root less the penalty, and their vectors divided by them.
         size = fit.root**2 - fit.penalty
-        self.takes_scales = bool(fit.constant > 0 and (size > 1e-6 * fit.root**2).all())  # type: ignore[misc]
+        self.takes_scales = bool(fit.mass is None and fit.constant > 0 and (size > 1e-6 * fit.root**2).all())  # type: ignore[misc]
 
     def rescaled(self, scales: FloatArray) -> FittedRidge:
         return FittedRidge(Values(self.bag.X / scales, self.bag.y), self.fit.rescaled(self.bag.y, scales))
@@ -58,15 +61,16 @@ class FittedRidge(FittedLines):
     def predict(self, X: Any) -> FloatArray:
         return self.fit.predict(np.asarray(X, dtype=np.float64))
 
-    def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
+    def _lines(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X, dtype=np.float64)
         step = rows_in_cache(self.n)
         for at in blocks(X, self.n, query.progress, many=True):
-            for k, lines in enumerate(self.fit.lines(X[at], query.q, step)):
+            own = None if query.mass is None else query.mass[at]
+            for k, lines in enumerate(self.fit.lines(X[at], query.q, step, own=own)):
                 start = at.start + k * step
                 yield slice(start, start + len(lines.centre)), lines
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         if query.several and (ranks := query.ranks(self.n)) is not None:
             if query.q not in self._rankings:
                 self._rankings[query.q] = self.fit.ranking(query.q)
@@ -74,7 +78,7 @@ class FittedRidge(FittedLines):
                 return self._near(np.asarray(X, dtype=np.float64), query, ranking, ranks)
         return super().steps(X, query)
 
-    def _near(self, X: FloatArray, query: Comparison, ranking: Ranking, ranks: tuple[int, int]) -> Iterator[Steps]:
+    def _near(self, X: FloatArray, query: RegressionQuery, ranking: Ranking, ranks: tuple[int, int]) -> Iterator[Steps]:
         """The pieces that may end where intervals do."""
         for at in blocks(X, self.n, query.progress, many=True):
             points, wider = self.fit.near(X[at], query.q, ranking, *ranks)
@@ -117,6 +121,8 @@ def checked(fit: Any, bag: Values) -> Ridge:
         fit.rows.shape == (n, r) and fit.axes.shape == (d, r) and fit.weight.shape == (r,) and fit.mean.shape == (d,)
     )
     require(shapes and fit.residual.shape == fit.free_share.shape == (n,) and bool((fit.root > 0).all()), "fit")
+    require((fit.mass is None) == (bag.weights is None), "weights")
+    require(fit.mass is None or (fit.mass.shape == (n,) and bool((fit.mass > 0).all())), "weights")
     return fit
 
 
@@ -135,7 +141,7 @@ class FittedKernel(FittedLines):
         X = np.asarray(X, dtype=np.float64)
         return np.concatenate([kernel(self.model, X[at], self.bag.X) @ self.fit.dual for at in blocks(X, self.n, None)])
 
-    def _lines(self, X: Any, query: Comparison) -> Iterator[tuple[slice, Lines]]:
+    def _lines(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X, dtype=np.float64)
         for at in blocks(X, self.n, query.progress, many=True):
             own = own_kernel(self.model, X[at])
@@ -156,7 +162,9 @@ class FittedKernel(FittedLines):
         bag, fit = saved_bag(state), expect(state["fit"], KernelRidge)
         n = len(bag.y)
         require(fit.factor.shape == (n, n) and fit.diagonal.shape == fit.dual.shape == (n,), "fit")
-        return cls(bag, fit, expect(state["model"], KernelRidgeModel))
+        model = expect(state["model"], KernelRidgeModel, GaussianProcessRegressor)
+        require(np.ndim(model.alpha) == 0, "alpha")
+        return cls(bag, fit, model)
 
 
 def kernel(model: Any, X: FloatArray, Y: FloatArray) -> FloatArray:
@@ -192,7 +200,7 @@ class FittedRidgeCV(FittedRegression):
     def predict(self, X: Any) -> FloatArray:
         return self.chosen.predict(np.asarray(X, dtype=np.float64))
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         X = np.asarray(X, dtype=np.float64)
         for row in range(len(X)):
             at = slice(row, row + 1)
@@ -264,27 +272,33 @@ class RidgeRegression(RegressionMethod):
     """Full CP itself for linear and kernel ridge regressions, from one factorisation."""
 
     name = "exact"
+    takes_weights = True
 
     def fit(self, bag: Values, config: Config) -> FittedRegression:
         X, y, model = np.asarray(bag.X, dtype=np.float64), bag.y, self.model
         if isinstance(model, (KernelRidgeModel, GaussianProcessRegressor)):
             return self._fit_kernel(Values(X, y), config)
+        if bag.weights is not None and not (bag.weights > 0).all():
+            raise ValueError(
+                "sample_weight holds 0, which tells exact full CP nothing: leave these points out, or take method='folds'."
+            )
         if model is None:
-            return FittedRidge(bag, Ridge.fit(X, y, len(y) * (L2_LINEAR if config.l2 is None else config.l2)))
+            l2 = L2_LINEAR if config.l2 is None else config.l2
+            return FittedRidge(bag, Ridge.fit(X, y, len(y) * l2, True, bag.weights))
         if isinstance(model, LinearRegression):
-            return FittedRidge(bag, Ridge.fit(X, y, 0.0, model.fit_intercept))
+            return FittedRidge(bag, Ridge.fit(X, y, 0.0, model.fit_intercept, bag.weights))
         if isinstance(model, RidgeCV):
             if model.cv is not None or model.scoring is not None:
                 penalty = float(clone(model).fit(X, y).alpha_)
                 return FittedRidge(bag, Ridge.fit(X, y, penalty, model.fit_intercept), chosen=True)
             penalties = np.atleast_1d(np.asarray(model.alphas, dtype=np.float64))
             return FittedRidgeCV(bag, [Ridge.fit(X, y, float(penalty), model.fit_intercept) for penalty in penalties])
-        return FittedRidge(bag, Ridge.fit(X, y, float(model.alpha), model.fit_intercept))
+        return FittedRidge(bag, Ridge.fit(X, y, float(model.alpha), model.fit_intercept, bag.weights))
 
     def _fit_kernel(self, bag: Values, config: Config) -> FittedKernel:
         X, y, n, model = bag.X, bag.y, len(bag.y), clone(self.model)
-        # M, its factor, its inverse, and one more while they are formed.
-        if (needed := 4 * 8 * n**2) > config.memory:
+        # M, which its factor overwrites, the inverse of the factor, and a quarter of one while they are formed.
+        if (needed := 18 * n**2) > config.memory:
             raise ValueError(
                 f"the kernel matrix of {n:,} points needs {needed / 2**30:.3g} GiB, more than memory_budget={config.memory / 2**30:.3g}; "
                 "raise it, give fewer points, or take Ridge on features (Nystroem)."

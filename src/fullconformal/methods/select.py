@@ -30,7 +30,7 @@ from fullconformal.methods.refit_regression import RefitRegression
 from fullconformal.methods.regression import RegressionMethod
 from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
-from fullconformal.models.adapters import is_known
+from fullconformal.models.adapters import is_known, is_skorch
 from fullconformal.models.distances import KernelDensityClassifier
 
 METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
@@ -118,10 +118,13 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
 # Regressors -----------------------------------------------------------------------------------------------------------
 
 
-def select_regression(model: Any, asked: str | RegressionMethod, config: Config, whole: str = "") -> Selection:
+def select_regression(
+    model: Any, asked: str | RegressionMethod, config: Config, whole: str = "", weighted: bool = False
+) -> Selection:
     """The method of a regressor, given what was asked for; an error where that does not go with the model.
 
-    `whole` names what is fitted to values before or around the model, if anything is: it must be trained as a whole.
+    `whole` names what is fitted to values before or around the model, if anything is: it must be trained as a whole. `weighted` is whether
+    points have weights in training.
     """
     if isinstance(asked, RegressionMethod):
         return Selection(replace(asked, model=model), "it was given as an object")
@@ -130,18 +133,22 @@ def select_regression(model: Any, asked: str | RegressionMethod, config: Config,
         raise ValueError(
             f"estimator={kind} with a 'precomputed' kernel or metric is not supported: X holds objects; give it by name or as a function."
         )
-    if asked == "oob" or (asked == "auto" and is_forest(model)):
+    if asked == "oob" or (asked == "auto" and is_forest(model) and not weighted):
         check_forest(model, config.prefit)
         return Selection(OutOfBagRegression(model), f"the trees of {kind} score the points that they have not drawn")
     if asked == "influence" or (asked == "auto" and is_network(model) and _tangent_wanted(config)):
         if not is_network(model):
-            raise ValueError(f"method='influence' is for torch modules and MLPRegressor; of {kind} take method='auto'.")
+            raise ValueError(
+                f"method='influence' is for torch modules, skorch nets and MLPRegressor; of {kind} take method='auto'."
+            )
         return Selection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
     reason = (
         f"{whole} learns from the values, and would have to be fitted with every candidate"
         if whole
         else why_not_exact(model)
     )
+    if weighted and not reason and type(model) not in (type(None), Ridge, LinearRegression):
+        reason = f"with sample_weight, Ridge and LinearRegression have exact scores, and {kind} has not"
     if asked == "exact" and reason:
         return Selection(RefitRegression(model), f"there is no faster way to exact scores than refits: {reason}")
     if asked == "folds" or reason:
@@ -158,7 +165,7 @@ def select_regression(model: Any, asked: str | RegressionMethod, config: Config,
 
 def is_network(model: Any) -> bool:
     """Whether a regressor has a tangent."""
-    return isinstance(model, (nn.Module, MLPRegressor))
+    return isinstance(model, (nn.Module, MLPRegressor)) or is_skorch(model)
 
 
 def _tangent_wanted(config: Config) -> bool:

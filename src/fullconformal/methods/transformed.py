@@ -34,7 +34,7 @@ from fullconformal.methods.base import (
     Unsuitable,
     Values,
 )
-from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod
+from fullconformal.methods.regression import Figures, FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.models.objects import equal, joined, take
 from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
@@ -46,11 +46,15 @@ from fullconformal.storage import LIMITS, budget, expect, require, savable
 
 @dataclass(frozen=True)
 class Asked:
-    """Objects with the numbers `rows` (k,) as a fitted method is asked about them, their scales (k, d), and the one label asked for."""
+    """Objects with the numbers `rows` (k,) as a fitted method is asked about them, their scales (k, d), and the one label asked for.
+
+    ``share`` is about what part of the work of all objects they are.
+    """
 
     rows: list[int]
     fitted: Fitted
     objects: Any
+    share: float
     scales: FloatArray | None = None
     label: int | None = None
 
@@ -60,8 +64,11 @@ class Asked:
         out[:, self.rows, labels] = np.stack(found)[:, :, labels]
 
 
-def groups_of(transformers: Transformers, training: Any, X: Any, size: int) -> Iterator[Group]:
-    """Groups of objects X (m, ...) beside the training objects, which take `size` bytes once they are transformed."""
+def groups_of(transformers: Transformers, training: Any, X: Any, size: int) -> Iterator[tuple[Group, float]]:
+    """Groups of objects X (m, ...) beside the training objects, which take `size` bytes once they are transformed; large ones first.
+
+    And about what part of the work of all objects each is.
+    """
     n, m = _num_samples(training), _num_samples(X)
     slow = transformers.slow
     names = hashes(joined(training, X)) if slow else np.zeros(n + m, dtype=np.uint64)
@@ -69,8 +76,11 @@ def groups_of(transformers: Transformers, training: Any, X: Any, size: int) -> I
     step = max(1, min(32, 2**27 // max(size, 1))) if slow else max(m, 1)
     for start in range(0, m, step):
         rows = np.arange(start, min(start + step, m))
-        for group in transformers.groups(training, take(X, rows), np.append(names[:n], names[n + rows])):
-            yield replace(group, rows=rows[group.rows])
+        groups = transformers.groups(training, take(X, rows), np.append(names[:n], names[n + rows]))
+        # The fit of a group takes about as long as ten objects.
+        whole = (len(rows) + 10 * len(groups)) * m / len(rows)
+        for group in sorted(groups, key=lambda group: -len(group.rows)):
+            yield replace(group, rows=rows[group.rows]), (len(group.rows) + 10) / whole
 
 
 def loaded_config(state: Any, device: torch.device) -> Config:
@@ -107,6 +117,7 @@ class Behind:
             base.guarantee,
             getattr(base, "takes_scheme", True),
         )
+        self.weighs_candidates = getattr(base, "weighs_candidates", False)
 
     @classmethod
     def of(cls, base: Any, method: Any, config: Config, fitted: Any, bag: Any) -> Self:
@@ -198,31 +209,34 @@ class FittedInBag(Behind, Fitted):
     def _asked(self, X: Any, scaled: bool) -> Iterator[Asked]:
         """Every object (of transformers that look at labels: every candidate) with the fit that is asked about it."""
         if not needs_labels(self.transformers.fitted):
-            for group in groups_of(self.transformers, self.bag.X, X, self.inputs.nbytes):
-                yield from self._of_group(group, scaled)
+            for group, share in groups_of(self.transformers, self.bag.X, X, self.inputs.nbytes):
+                yield from self._of_group(group, share, scaled)
             return
-        names = hashes(joined(self.bag.X, X))
-        for row in range(_num_samples(X)):
-            yield from self._candidates(row, take(X, [row]), np.append(names[: self.n], names[self.n + row]))
+        names, m = hashes(joined(self.bag.X, X)), _num_samples(X)
+        for row in range(m):
+            yield from self._candidates(row, take(X, [row]), np.append(names[: self.n], names[self.n + row]), 1 / m)
 
-    def _candidates(self, row: int, x: Any, names: Any) -> Iterator[Asked]:
+    def _candidates(self, row: int, x: Any, names: Any, share: float) -> Iterator[Asked]:
         """The candidates of one object, each behind transformers fitted with it and its label."""
         for label in range(self.n_classes):
             y = np.append(self.labels, label)
             # Points with equal objects are told apart by their labels.
             place = np.argsort(np.lexsort((y, names))).astype(np.uint64)
             points, objects = self.transformers.refitted(self.bag.X, x, place, self.bag.classes[y])
-            yield Asked([row], self._fit(transformed(points)), transformed(objects), label=label)
+            yield Asked(
+                [row], self._fit(transformed(points)), transformed(objects), share / self.n_classes, label=label
+            )
 
-    def _of_group(self, group: Group, scaled: bool) -> Iterator[Asked]:
+    def _of_group(self, group: Group, share: float, scaled: bool) -> Iterator[Asked]:
         """The objects of a group, together where the method can be told of scales or there are none."""
         if scaled and group.scales is not None:
             fitted, objects = self._fit(transformed(group.points)), transformed(group.objects)
             if fitted.takes_scales:
-                yield Asked(group.rows.tolist(), fitted, objects, group.scales)
+                yield Asked(group.rows.tolist(), fitted, objects, share, group.scales)
                 return
         for one in group.apart():
-            yield Asked(one.rows.tolist(), self._fit(transformed(one.points)), transformed(one.objects))
+            part = share * len(one.rows) / len(group.rows)
+            yield Asked(one.rows.tolist(), self._fit(transformed(one.points)), transformed(one.objects), part)
 
     # Answers --------------------------------------------------------------------------------------------------------------
 
@@ -248,15 +262,16 @@ class FittedInBag(Behind, Fitted):
         return out[0], out[1]
 
     def _queries(self, X: Any, query: Query) -> Iterator[tuple[Asked, Query]]:
-        """What is asked of which fit, and how; progress counts objects, of transformers that look at labels candidates."""
-        m, done = _num_samples(X), 0
+        """What is asked of which fit, and how; progress counts parts of the work."""
+        done, before, whole = 0.0, 0, 10**6
         for asked in self._asked(X, scaled=True):
-            total = m if asked.label is None else m * self.n_classes
-            told = onwards(query.progress, done, len(asked.rows), total)
+            done += asked.share
+            after = round(whole * done)
+            told = onwards(query.progress, before, after - before, whole)
             yield asked, replace(query, scales=asked.scales, work=self._work(query, asked.fitted), progress=told)
-            done += len(asked.rows)
             if query.progress is not None:
-                query.progress(1000 * done, 1000 * total)
+                query.progress(1000 * after, 1000 * whole)
+            before = after
 
     def _work(self, query: Query, fitted: Fitted) -> Any:
         """Who does the work; the parts of a fit of its own are kept in a folder of its own."""
@@ -303,7 +318,7 @@ class FittedRegressionInBag(Behind, FittedRegression):
 
     def _asked(self, X: Any) -> Iterator[tuple[npt.NDArray[np.intp], FittedRegression, Any]]:
         """Numbers of some objects of X, the fit that is asked about them, and the objects as it sees them."""
-        for group in groups_of(self.transformers, self.bag.X, X, self.inputs.nbytes):
+        for group, _ in groups_of(self.transformers, self.bag.X, X, self.inputs.nbytes):
             if group.scales is None or not (fitted := self._fit(transformed(group.points))).takes_scales:
                 for one in group.apart():
                     yield one.rows, self._fit(transformed(one.points)), transformed(one.objects)
@@ -314,7 +329,7 @@ class FittedRegressionInBag(Behind, FittedRegression):
             for r in np.flatnonzero(~same):
                 yield group.rows[r : r + 1], fitted.rescaled(group.scales[r]), objects[r : r + 1] / group.scales[r]
 
-    def _in_order(self, X: Any, query: Comparison, ask: Any) -> Iterator[Any]:
+    def _in_order(self, X: Any, query: RegressionQuery, ask: Any) -> Iterator[Any]:
         """What the fit of each object says of it, one by one in their order."""
         m, width, done = _num_samples(X), max(32, 2**22 // self.n), 0
         for start in range(0, m, width):
@@ -329,10 +344,10 @@ class FittedRegressionInBag(Behind, FittedRegression):
                     query.progress(done, m)
             yield from (found[row] for row in range(len(some)))
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         return self._in_order(X, query, lambda fitted, objects, one: fitted.steps(objects, one))
 
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+    def distributions(self, X: Any, query: RegressionQuery) -> Iterator[Distribution]:
         return self._in_order(X, query, lambda fitted, objects, one: fitted.distributions(objects, one))
 
     @property
@@ -340,9 +355,9 @@ class FittedRegressionInBag(Behind, FittedRegression):
         return self.base.figures
 
     def state(self) -> dict[str, Any]:
-        return self._state() | {"y": self.bag.y}
+        return self._state() | {"y": self.bag.y, "weights": self.bag.weights}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        bag = Values(state["X"], expect(state["y"], np.ndarray))
+        bag = Values(state["X"], expect(state["y"], np.ndarray), None, expect(state["weights"], np.ndarray, type(None)))
         return cls._again(state, bag, (FittedRegression, RegressionMethod))

@@ -24,7 +24,7 @@ from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.folds import check_trainings, train_folds
 from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
 from fullconformal.methods.parts import FoldModels, FoldRefits
-from fullconformal.methods.regression import Comparison, Figures, FittedRegression, RegressionMethod, blocks
+from fullconformal.methods.regression import Figures, FittedRegression, RegressionMethod, RegressionQuery, blocks
 from fullconformal.storage import expect, require, savable
 
 EPS = float(np.finfo(np.float64).eps)
@@ -52,7 +52,7 @@ class FittedUnseen(FittedRegression):
     def precision(self, X: Any) -> float:
         """The unit of rounding of predictions."""
 
-    def steps(self, X: Any, query: Comparison) -> Iterator[Steps]:
+    def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:
         if query.q == 0:
             raise ValueError(
                 f"scheme='ordinary' does not go with method={self.method!r}: no model has seen the point that it scores; take 'deleted'."
@@ -63,7 +63,7 @@ class FittedUnseen(FittedRegression):
             lower, upper = Band(f[at], f[at], np.ones_like(f[at]), eps).pieces(size, one)
             yield query.steps(lower, upper, np.arange(self.n), self.n, at)
 
-    def distributions(self, X: Any, query: Comparison) -> Iterator[Distribution]:
+    def distributions(self, X: Any, query: RegressionQuery) -> Iterator[Distribution]:
         f = self.candidate_values(X)
         for at in blocks(f, self.n, query.progress):
             yield Distribution.of(f[at, None] + self.residual)
@@ -156,7 +156,7 @@ class FittedForest(FittedUnseen):
         """Of too few trees: a point that all of them drew has the mean value for a prediction."""
         if (none := (1 - self.forest.share) ** len(self.forest)) <= 0.01:
             return []
-        return [f"{self.forest.few}, and none to score {none:.0%} of them: grow more trees (n_estimators=300)"]
+        return [f"{self.forest.few}, and none to score {none:.0%} of them: grow more trees (n_estimators=100)"]
 
     def state(self) -> dict[str, Any]:
         return {"forest": self.forest, "residual": self.residual, "mean": self.mean}
@@ -188,6 +188,7 @@ class FoldsRegression(RegressionMethod):
 
     name = "folds"
     takes_pipeline = True
+    takes_weights = True
 
     def fit(self, bag: Values, config: Config) -> FittedFoldsRegression:
         check_trainings(self.folds, len(bag.y), config)

@@ -23,6 +23,11 @@ class Estimate(NamedTuple):
     0.903 ± 0.012
     >>> float(Estimate(0.9031, 0.0117))
     0.9031
+
+    An error that would be shown as zero says nothing, and is left out.
+
+    >>> print(Estimate(2.0, 0.0))
+    2.000
     """
 
     value: float
@@ -32,7 +37,7 @@ class Estimate(NamedTuple):
         return self.value
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ± {self.se:.3f}"
+        return f"{self.value:.3f} ± {self.se:.3f}" if not self.se < 0.0005 else f"{self.value:.3f}"
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

@@ -173,7 +173,7 @@ def coverage_by(intervals: npt.ArrayLike, y: npt.ArrayLike, by: Any = "y", bins:
     >>> intervals = [[0.0, 1.0], [0.0, 1.0], [0.0, 2.0], [0.0, 2.0]]
     >>> strata = coverage_by(intervals, [0.5, 0.6, 3.0, 1.0], by="width", bins=2)
     >>> {ends: str(estimate) for ends, estimate in strata.coverage.items()}
-    {(1.0, 1.0): '1.000 ± 0.000', (2.0, 2.0): '0.500 ± 0.500'}
+    {(1.0, 1.0): '1.000', (2.0, 2.0): '0.500 ± 0.500'}
     """
     ends, truth = checked(intervals, y)
     hit = held(ends, truth)
@@ -242,7 +242,7 @@ def interval_worst_slice_coverage(
     >>> X = np.random.default_rng(0).uniform(-1, 1, size=(2000, 2))
     >>> intervals = np.stack([X[:, 0] - 1, np.full(2000, 0.5)], axis=1)  # misses what is above 0.5
     >>> print(interval_worst_slice_coverage(X, intervals, X[:, 0]).coverage)
-    0.000 ± 0.000
+    0.000
     """
     return worst_slice(X, held(*checked(intervals, y)), delta, n_directions, random_state)
 
@@ -254,7 +254,7 @@ def interval_summary(intervals: npt.ArrayLike, y: npt.ArrayLike, confidence_leve
     --------
     >>> for name, estimate in interval_summary([[0.0, 1.0], [2.0, 4.0]], [0.5, 3.0]).items():
     ...     print(f"{name:17}  {estimate}")
-    interval_coverage  1.000 ± 0.000
+    interval_coverage  1.000
     mean_width         1.500 ± 0.500
     median_width       1.500 ± 0.500
     interval_score     1.500 ± 0.500

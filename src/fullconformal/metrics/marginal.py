@@ -15,7 +15,7 @@ def coverage(sets: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | Non
     Examples
     --------
     >>> print(coverage([[True, False], [True, True]], [0, 1]))
-    1.000 ± 0.000
+    1.000
     """
     return mean(covered(sets, y, classes)[0])
 
@@ -155,10 +155,10 @@ def summary(
     --------
     >>> for name, estimate in summary([[0.5, 0.05], [0.3, 0.2]], [0, 0]).items():
     ...     print(f"{name:18}  {estimate}")
-    coverage            1.000 ± 0.000
-    error_rate          0.000 ± 0.000
+    coverage            1.000
+    error_rate          0.000
     mean_size           1.500 ± 0.500
-    empty_rate          0.000 ± 0.000
+    empty_rate          0.000
     singleton_rate      0.500 ± 0.500
     size_auc            0.325 ± 0.075
     fuzziness           0.125 ± 0.075

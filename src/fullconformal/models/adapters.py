@@ -1,11 +1,12 @@
-"""Other libraries' classifiers as a torch module with the objective they minimised.
+"""Other libraries' classifiers and regressors as a torch module with the objective they minimised.
 
-`adapt` takes a *fitted* classifier and returns logits as a module, and Λ of the sum form by parameter name (`read` does without the fit
+`adapt` takes a *fitted* one and returns logits or values as a module, and Λ of the sum form by parameter name (`read` does without the fit
 where it can):
 
 - LogisticRegression minimises C·Σℓ + ½|W|²: Λ = 1/C on the weights, 0 on the intercept.
-- MLPClassifier minimises the batch mean of ℓ plus ½·alpha·|W|²/batch: Λ = alpha·n/batch on the weights, 0 on the biases.
-- skorch nets minimise the mean of ℓ plus the optimiser's weight decay: Λ = n·weight_decay on everything it was given.
+- MLPClassifier and MLPRegressor minimise the batch mean of ℓ plus ½·alpha·|W|²/batch: Λ = alpha·n/batch on the weights, 0 on the biases.
+- skorch nets minimise the mean of ℓ plus the optimiser's weight decay: Λ = n·weight_decay on everything it was given. Of numbers theirs is
+  the mean of r² = 2ℓ: Λ = n·weight_decay/2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import is_regressor
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from torch import nn
@@ -79,8 +81,10 @@ def objection(estimator: Any) -> str:
             return f"{name} has an L1 penalty, which has no Hessian; use an L2 penalty (l1_ratio=0), or method='folds'."
         if estimator.solver == "liblinear" and estimator.fit_intercept:
             return f"{name}(solver='liblinear') penalises the intercept; use solver='lbfgs', or method='folds'."
-    elif isinstance(estimator, MLPClassifier) and estimator.early_stopping:
+    elif isinstance(estimator, (MLPClassifier, MLPRegressor)) and estimator.early_stopping:
         return f"{name}(early_stopping=True) keeps data from training; use early_stopping=False, or method='folds'."
+    elif isinstance(estimator, MLPRegressor) and getattr(estimator, "loss", "squared_error") != "squared_error":
+        return f"{name}(loss={estimator.loss!r}) is not the squared loss; use loss='squared_error', or method='folds'."
     elif is_skorch(estimator):
         options = estimator.get_params(deep=False)
         odd = [key for key in ("criterion__weight", "criterion__label_smoothing") if options.get(key)]
@@ -89,8 +93,9 @@ def objection(estimator: Any) -> str:
         if isinstance(estimator.optimizer, type) and issubclass(estimator.optimizer, torch.optim.AdamW):
             return "estimator's optimizer is AdamW, whose decay is no penalty of the loss; use Adam or SGD, or method='folds'."
         criterion = estimator.criterion if isinstance(estimator.criterion, type) else type(estimator.criterion)
-        if criterion not in (nn.CrossEntropyLoss, nn.NLLLoss):
-            return f"estimator's criterion is {criterion.__name__}; use CrossEntropyLoss or NLLLoss."
+        numbers = is_regressor(estimator)
+        if criterion not in ((nn.MSELoss,) if numbers else (nn.CrossEntropyLoss, nn.NLLLoss)):
+            return f"estimator's criterion is {criterion.__name__}; use {'MSELoss' if numbers else 'CrossEntropyLoss or NLLLoss'}."
     return ""
 
 
@@ -157,7 +162,8 @@ def _skorch(estimator: Any, n: int) -> Adapted:
     }
     by_name = {name: decay.get(id(q), 0.0) for name, q in estimator.module_.named_parameters()}
     prefix = "module." if isinstance(module, Logarithm) else ""
-    return module, {prefix + name: n * weight for name, weight in by_name.items()}
+    share = 0.5 if isinstance(estimator.criterion_, nn.MSELoss) else 1.0
+    return module, {prefix + name: share * n * weight for name, weight in by_name.items()}
 
 
 def _copy(module: nn.Sequential, weights: list[Any], biases: list[Any]) -> None:

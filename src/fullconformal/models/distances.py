@@ -28,16 +28,17 @@ class Near:
     own: bool
 
     @classmethod
-    def of(cls, X: FloatArray, allowed: npt.NDArray[np.bool_], size: int, p: float) -> Self:
-        """Of points X (n, d), among those allowed (n, n); never the point itself."""
-        size = min(size, len(X))
-        D = np.where(allowed, cdist(X, X, "minkowski", p=p), np.inf)
-        np.fill_diagonal(D, np.inf)
-        index = np.argpartition(D, size - 1, axis=1)[:, :size]
-        far = np.take_along_axis(D, index, 1)
-        more = np.isfinite(D).sum(1) > size
-        beyond = np.where(more, far.max(1), np.inf)
-        return cls(np.abs(X[:, None] - X[index]) ** p, np.isfinite(far), beyond, bool(allowed[0, 0]))
+    def of(cls, X: FloatArray, y: npt.NDArray[np.intp], own: bool, size: int, p: float) -> Self:
+        """Of points X (n, d), among those with the same label of y (n,), or with another; never the point itself."""
+        n, size = len(X), min(size, len(X))
+        index, far, beyond = np.empty((n, size), dtype=np.intp), np.empty((n, size)), np.empty(n)
+        for at in blocks(n, 32 * n, 2**24):
+            D = without_self(cdist(X[at], X, "minkowski", p=p), at, np.inf)
+            D[(y[at, None] == y) != own] = np.inf
+            index[at] = np.argpartition(D, size - 1, axis=1)[:, :size]
+            far[at] = np.take_along_axis(D, index[at], 1)
+            beyond[at] = np.where(np.isfinite(D).sum(1) > size, far[at].max(1), np.inf)
+        return cls(np.abs(X[:, None] - X[index]) ** p, np.isfinite(far), beyond, own)
 
     def among(self, i: int, y: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Which points (n,) with labels y (n,) are neighbours that count for point i."""
@@ -83,6 +84,21 @@ def log_sum(log_K: FloatArray) -> FloatArray:
     top[np.isinf(top)] = 0.0
     with np.errstate(divide="ignore"):
         return np.asarray(top + np.log(np.exp(log_K - top[:, None]).sum(1)))
+
+
+def own_log_sums(
+    X: FloatArray, y: npt.NDArray[np.intp], points: npt.NDArray[np.intp], bandwidth: float, block: int
+) -> FloatArray:
+    """log Σ K (k,) over the other points of its label, of some of the points X (n, d) with labels y (n,)."""
+    out = np.empty(len(points))
+    for c in np.unique(y[points]):
+        members, mine = np.flatnonzero(y == c), np.flatnonzero(y[points] == c)
+        for at in blocks(len(mine), 32 * len(members), block):
+            some = points[mine[at]]
+            log_K = log_kernel(X[some], X[members], bandwidth)
+            log_K[np.arange(len(some)), np.searchsorted(members, some)] = -np.inf
+            out[mine[at]] = log_sum(log_K)
+    return out
 
 
 class KernelDensityClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

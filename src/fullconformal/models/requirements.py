@@ -122,6 +122,11 @@ def transformed(out: Any) -> Any:
     out = out.toarray() if hasattr(out, "toarray") else out
     try:
         return check_array(out, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X (transformed)")
+    except TypeError as error:
+        raise ValueError(
+            f"the transformers of the Pipeline leave something else than numbers ({error}); encode those columns, too, or drop them. "
+            "A date becomes days by (column - pandas.Timestamp(0)) / pandas.Timedelta(days=1)."
+        ) from error
     except ValueError as error:
         if getattr(getattr(out, "dtype", None), "kind", "") != "f" or np.isfinite(out).all():
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -119,23 +119,51 @@ def quantile(X: FloatArray, new: FloatArray, q: float) -> FloatArray:
 
 def keys(step: Any, X: Any, new: Any) -> list[Hashable]:
     """What one more object changes of a transformer, for each of new (m, d): equal keys, equal transformers; () where nothing changes."""
-    if type(step) is SimpleImputer and _missing_is_nan(step):
-        found = _imputer_keys(step, X, new)
-    elif type(step) in (OneHotEncoder, OrdinalEncoder):
-        found = _encoder_keys(step, X, new)
-    else:
-        found = None
+    found = None
+    if is_keyed(step):
+        found = (_imputer_keys if isinstance(step, SimpleImputer) else _encoder_keys)(step, X, new)
     # Of others nothing is known: each object has its own.
     return [(r,) for r in range(new.shape[0] if hasattr(new, "shape") else len(new))] if found is None else found
 
 
 def is_keyed(step: Any) -> bool:
     """Whether equal keys are known of a transformer."""
-    return type(step) in (OneHotEncoder, OrdinalEncoder) or (type(step) is SimpleImputer and _missing_is_nan(step))
+    if type(step) in (SimpleImputer, RoundedImputer):
+        return isinstance(step.missing_values, float) and bool(np.isnan(step.missing_values))
+    return type(step) in (OneHotEncoder, OrdinalEncoder)
 
 
-def _missing_is_nan(step: Any) -> bool:
-    return isinstance(step.missing_values, float) and bool(np.isnan(step.missing_values))
+class RoundedImputer(SimpleImputer):  # type: ignore[misc]
+    """scikit-learn's imputer of means and medians, which are rounded: one more object seldom changes what is filled in.
+
+    They are multiples of a power of two, of 1/16 to 1/8 of the distance of the column's quartiles. Objects that change nothing share
+    one fit, so that methods with transformers in the bag are faster behind it. With ``add_indicator=True`` the value matters little.
+
+    >>> RoundedImputer(strategy="median").fit([[0.0], [1.0], [1.3], [3.0], [np.nan]]).statistics_
+    array([1.125])
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn what to fill in from objects X (n, d)."""
+        super().fit(X)
+        if self.strategy in ("mean", "median"):
+            X = dense(X).astype(np.float64)
+            found = _filled(self, X, np.full((1, X.shape[1]), np.nan))[0]
+            # A column that holds nothing has NaN.
+            self.statistics_: FloatArray = np.where(np.isfinite(found), found, np.nan)
+        return self
+
+
+def _filled(step: Any, X: FloatArray, new: FloatArray) -> FloatArray:
+    """What is filled in (m, d) by the imputer of objects X (n, d) and each of new (m, d)."""
+    filled = _mean(X, new) if step.strategy == "mean" else quantile(X, new, 0.5)
+    if not isinstance(step, RoundedImputer):
+        return filled
+    with np.errstate(invalid="ignore"):
+        apart = quantile(X, new, 0.75) - quantile(X, new, 0.25)
+    unit = np.ldexp(1.0, np.frexp(apart)[1] - 4)
+    # Half the values of a column may be one.
+    return np.where(apart > 0, np.round(filled / unit) * unit, filled)
 
 
 def _imputer_keys(step: Any, X: Any, new: Any) -> list[Hashable] | None:
@@ -148,8 +176,7 @@ def _imputer_keys(step: Any, X: Any, new: Any) -> list[Hashable] | None:
     if step.strategy == "constant" or not lacking.any():
         filled = np.zeros((len(new), 0))
     elif step.strategy in ("mean", "median"):
-        rule = _mean if step.strategy == "mean" else lambda X, new: quantile(X, new, 0.5)
-        filled = rule(X[:, lacking], np.vstack([np.full((1, int(lacking.sum())), np.nan), new[:, lacking]]))
+        filled = _filled(step, X[:, lacking], np.vstack([np.full((1, int(lacking.sum())), np.nan), new[:, lacking]]))
         # Of a column that holds nothing there is nothing to be filled in.
         filled = np.where(np.isfinite(filled), filled, np.inf)
     else:
@@ -200,10 +227,15 @@ def _name(level: Any) -> Hashable:
 
 
 def _rare(step: Any, counts: dict[Any, int], n: int) -> frozenset[Any]:
-    """The levels that are rare among n objects; where that depends on how levels are sorted, all and their numbers."""
+    """The levels that are rare among n objects; where that depends on an order of levels that was given, all and their numbers."""
     least, most = step.min_frequency, step.max_categories
     bound = 0.0 if least is None else float(least) if isinstance(least, Integral) else least * n
     rare = frozenset(level for level, count in counts.items() if count < bound)
     if most is None or most >= len(counts) - len(rare) + 1:
         return rare
-    return frozenset(counts.items())
+    if not isinstance(step.categories, str):
+        return frozenset(counts.items())
+    # Of levels as frequent as each other the last in their order are kept; missing ones come last, None before NaN.
+    order = sorted(counts, key=lambda level: (len(level) == 1, level))
+    order.sort(key=counts.__getitem__)
+    return frozenset(order[: len(order) - most + 1])

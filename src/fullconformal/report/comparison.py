@@ -11,7 +11,15 @@ import numpy.typing as npt
 
 from fullconformal import metrics
 from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, Welch
-from fullconformal.report.method_table import NOT_MEASURED, Group, MethodTable, Record, seconds_text, smallest_marked
+from fullconformal.report.method_table import (
+    NOT_MEASURED,
+    Group,
+    MethodTable,
+    Record,
+    coverage_text,
+    seconds_text,
+    smallest_marked,
+)
 
 # Metrics of p-values, and whether they need the true labels.
 ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}
@@ -104,8 +112,8 @@ class Comparison(MethodTable):
     @property
     def footnote(self) -> str:
         return (
-            f"{len(self.y)} objects, {len(self.classes)} labels; ± one standard error. * the smallest sets among the methods whose "
-            "coverage, by its 95 % interval, may be the level or more. Size AUC: area under set size against ε in [0, 0.2]."
+            f"{len(self.y)} objects, {len(self.classes)} labels; ± one standard error, ≥ and ≤ 95 % bounds. * the smallest sets among the "
+            "methods whose coverage, by its 95 % interval, may be the level or more. Size AUC: area under set size against ε in [0, 0.2]."
         )
 
     def groups(self) -> list[list[Group]]:
@@ -115,7 +123,7 @@ class Comparison(MethodTable):
         """Coverage and size at a level; marked is the smallest size among methods with enough coverage."""
         coverage, size = self.estimates("coverage", level), self.estimates("mean_size", level)
         found = {
-            "coverage": {k: str(v) for k, v in coverage.items()},
+            "coverage": {k: coverage_text(v, len(self.y)) for k, v in coverage.items()},
             "size": smallest_marked(coverage, size, level, len(self.y)),
         }
         return Group(f"{100 * level:g} %", found)

@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 from fullconformal import metrics
 from fullconformal.metrics.estimates import Estimate, FloatArray, Welch
-from fullconformal.report.method_table import NOT_MEASURED, Group, MethodTable, Record, seconds_text, smallest_marked
+from fullconformal.report.method_table import (
+    NOT_MEASURED,
+    Group,
+    MethodTable,
+    Record,
+    coverage_text,
+    seconds_text,
+    smallest_marked,
+)
 
 #: metrics that are means over objects, which can be tested
 TESTED = ("mean_width", "interval_score")
@@ -95,8 +103,8 @@ class IntervalComparison(MethodTable):
     @property
     def footnote(self) -> str:
         return (
-            f"{len(self.y)} objects; ± one standard error. * the narrowest among the methods whose coverage, by its 95 % interval, may be "
-            "the level or more. Interval score: width plus 2/ε times the distance of a value outside; small is good."
+            f"{len(self.y)} objects; ± one standard error, ≥ and ≤ 95 % bounds. * the narrowest among the methods whose coverage, by its "
+            "95 % interval, may be the level or more. Interval score: width plus 2/ε times the distance of a value outside; small is good."
         )
 
     def groups(self) -> list[list[Group]]:
@@ -108,7 +116,7 @@ class IntervalComparison(MethodTable):
         coverage, width = self.estimates("interval_coverage", level), self.estimates("mean_width", level)
         score = {name: str(found) for name, found in self.estimates("interval_score", level).items()}
         shown = {
-            "coverage": {k: str(v) for k, v in coverage.items()},
+            "coverage": {k: coverage_text(v, len(self.y)) for k, v in coverage.items()},
             "width": smallest_marked(coverage, width, level, len(self.y)),
         }
         return Group(f"{100 * level:g} %", {**shown, "interval score": score})

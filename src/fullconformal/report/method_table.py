@@ -168,6 +168,14 @@ def smallest_marked(coverage: dict[str, Estimate], size: dict[str, Estimate], le
     return {k: Text(f"{v}*", style="bold green") if k in best else Text(f"{v} ") for k, v in size.items()}
 
 
+def coverage_text(found: Estimate, m: int) -> str:
+    """A coverage of m objects; where all or none are covered, with the end of Wilson's 95 % interval, as the standard error is zero."""
+    if 0 < found.value < 1 or not m:
+        return str(found)
+    low, high = wilson(round(found.value * m), m)
+    return f"{found.value:.3f} (≥ {low:.3f})" if found.value else f"{found.value:.3f} (≤ {high:.3f})"
+
+
 def seconds_text(time: Estimate) -> str:
     """A time in seconds or milliseconds."""
     return f"{time.value:.3g} s" if time.value >= 0.1 else f"{1e3 * time.value:.3g} ms"

@@ -85,9 +85,9 @@ class Watch:
         """How long all of it takes, by the pace since the first word; 0 where it is too early to tell."""
         spent = time.monotonic() - self.began
         if self.first is None:
-            # What was made ready once is in the first word: only where that took a minute itself does it count.
+            # What was made ready once is in the first word: it counts where that took a minute itself, or a third of all is done.
             self.first = done, spent
-            return spent * total / done if spent > 6 * LONG else 0.0
+            return spent * total / done if spent > 6 * LONG or 3 * done >= total else 0.0
         at, then = self.first
         return spent + (spent - then) * (total - done) / (done - at) if spent > 1 and done > at else 0.0
 

@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import BaseEstimator, is_classifier
+from sklearn.gaussian_process import kernels
+from sklearn.gaussian_process.kernels import Kernel
 
 from fullconformal.storage.columns import MAKERS, check_codes, learn_polynomials, width
 from fullconformal.storage.container import StorageError
@@ -30,9 +32,16 @@ COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:o
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
 # Those that hold more than what is listed, which no prediction needs.
 ROOMS = ("discriminant_analysis", "tree", "ensemble")
-MORE = {"PolynomialFeatures", "Lasso", "SGDClassifier"}.union(*(LEARNED[f"sklearn.{room}"] for room in ROOMS))
+MORE = {"PolynomialFeatures", "Lasso", "SGDClassifier", "GaussianProcessRegressor"}.union(
+    *(LEARNED[f"sklearn.{room}"] for room in ROOMS)
+)
 # Transformers that do not say how many columns they take, or by another name.
 WITHOUT = {"LabelBinarizer", "MissingIndicator"}
+# Kernels that may be loaded: none calls what it is given.
+KERNELS = (
+    "ConstantKernel", "WhiteKernel", "RBF", "Matern", "RationalQuadratic", "ExpSineSquared", "DotProduct", "Sum", "Product",
+    "Exponentiation",
+)  # fmt: skip
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
 
@@ -138,6 +147,7 @@ def is_a(value: Any, kind: str, sizes: dict[str, int]) -> bool:
         "count": lambda: whole and value >= 0,
         "number": lambda: whole or type(value) is float or isinstance(value, np.floating),
         "text": lambda: isinstance(value, str),
+        "kernel": lambda: isinstance(value, Kernel),
         "tree": lambda: type(value).__name__ == "Tree",
         "dtype": lambda: isinstance(value, np.dtype),
         "labels": lambda: isinstance(value, np.ndarray) and value.ndim == 1,
@@ -169,12 +179,30 @@ def check(name: str, params: dict[str, Any]) -> None:
     """Raise where an estimator would call a function, or cannot be made the same again."""
     if any(params.get(key) is not None for key in ("func", "inverse_func")):
         raise StorageError(f"{name} holds a function, which no file may carry; apply it outside the predictor.")
+    if params.get("n_targets") not in (None, 1):
+        raise StorageError(f"{name} holds n_targets={params['n_targets']!r}, and predictors are of one number.")
     state = params.get("random_state")
     if state is not None and type(state) is not int:
         raise StorageError(f"{name} holds random_state={state!r}, which cannot be saved; give a whole number.")
 
 
 KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)
+
+
+def pack_kernel(kernel: Kernel, _: Packer) -> dict[str, Any]:
+    """Class and parameters of a kernel of Gaussian processes: numbers, or kernels."""
+    name = type(kernel).__name__
+    if name not in KERNELS or getattr(kernels, name) is not type(kernel):
+        raise StorageError(f"a {name} cannot be saved; use kernels among {', '.join(KERNELS)}.")
+    return {"class": name, "params": kernel.get_params(deep=False)}
+
+
+def unpack_kernel(values: dict[str, Any], _: Unpacker) -> Kernel:
+    """The kernel again."""
+    return getattr(kernels, among(values["class"], KERNELS))(**expect(values["params"], dict))
+
+
+KINDS["kernel"] = Kind(Kernel, pack_kernel, unpack_kernel)
 
 
 def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:

@@ -7,7 +7,7 @@ and is loaded only by someone who gives one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from importlib import import_module
 from typing import Any
 
@@ -48,6 +48,8 @@ LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
 }
 # Modules around one other module that say one word about it: their class, and the names of the attributes that hold the two.
 WRAPPERS: dict[str, tuple[Callable[..., nn.Module], str, str]] = {}
+Shape = tuple[int, ...]
+Walk = Generator[tuple[nn.Module, Shape, Shape], None, Shape]
 # Sizes that no weight bears out; large ones would make a small file fill the memory at its first forward pass.
 UNPROVED = {"kernel_size", "stride", "padding", "dilation", "output_size"}
 
@@ -214,22 +216,37 @@ def activations(module: nn.Module, shape: tuple[int, ...]) -> list[int]:
 
     Padding and pooling make large arrays of small ones, and no weight bears them out. A factory's layers are the loader's own code.
     """
+    return [math.prod(after) for _, _, after in walk(module, shape)]
+
+
+def walk(module: nn.Module, shape: tuple[int, ...]) -> Walk:
+    """The layers in their order, each with the shapes of an object before and behind it; the last of these comes back."""
     if type(module).__name__ in WRAPPERS:
-        return activations(getattr(module, WRAPPERS[type(module).__name__][1]), shape)
-    sizes: list[int] = []
-    for layer in leaves(module):
-        shape = shape_after(layer, shape)
-        sizes.append(math.prod(shape))
-    return sizes
+        _, inner, head = WRAPPERS[type(module).__name__]
+        last = getattr(module, inner).get_submodule(getattr(module, head))
+        require(isinstance(last, nn.Linear), "head")
+        for step in walk(getattr(module, inner), shape):
+            yield step
+            shape = step[1] if step[0] is last else shape
+    elif isinstance(module, nn.Sequential):
+        for part in module:
+            shape = yield from walk(part, shape)
+    else:
+        before, shape = shape, shape_after(module, shape)
+        yield module, before, shape
+    return shape
 
 
-def leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a sequence, and of the sequences in it, in their order."""
-    for part in module if isinstance(module, nn.Sequential) else [module]:
-        if isinstance(part, nn.Sequential):
-            yield from leaves(part)
-        else:
-            yield part
+def on_the_way(layer: Any, before: tuple[int, ...], after: tuple[int, ...]) -> int:
+    """How many numbers a convolution makes beside its own: padded objects, and the patches that torch lays out if not in float32."""
+    if type(layer) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        return 0
+    sides = layer._reversed_padding_repeated_twice[::-1]
+    padded = before[0] * math.prod(map(sum, zip(before[1:], sides[::2], sides[1::2], strict=True)))
+    patches = (
+        0 if layer.weight.dtype == torch.float32 else layer.groups * layer.weight[0].numel() * math.prod(after[1:])
+    )
+    return int(max(padded, patches))
 
 
 def shape_after(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -267,12 +284,13 @@ def shape_after(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 def check_activations(module: nn.Module, shape: tuple[int, ...], rows: int, numbers: int) -> int:
     """The largest array a loaded network makes of an object of a shape; an error where so many rows in the file would make too much."""
     sizes = activations(module, shape)
-    total = rows * sum(sizes)
+    aside = max((on_the_way(*step) for step in walk(module, shape)), default=0)
+    total = rows * sum(sizes) + aside
     require(
         total <= LIMITS.activations(numbers + sum(q.numel() for q in module.parameters())),
         f"network, which makes {total:,} numbers of its {rows:,} objects,",
     )
-    return max(sizes, default=0)
+    return max(aside, *sizes, 0)
 
 
 KINDS["module"] = Kind(nn.Module, pack_module, unpack_module)

@@ -109,7 +109,8 @@ class Packer:
                 self.inside.pop()
                 return packed
         raise StorageError(
-            f"{' > '.join(self.inside)} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved."
+            f"{' > '.join(self.inside)} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; a class "
+            "of your own can once it has the decorator fullconformal.storage.savable."
         )
 
     def _collection(self, value: Any) -> dict[str, Any]:
@@ -183,7 +184,9 @@ class Unpacker:
             "dtype": self._dtype, "type": self._dtype, "array": self._array, "tensor": self._array, "objects": self._objects,
         }.get(tag)  # fmt: skip
         if reader is None:
-            raise StorageError(f"it holds a {str(tag)[:60]!r}, which is not among what may be loaded")
+            raise StorageError(
+                f"it holds a {str(tag)[:60]!r}, which is not among what may be loaded; if that is a class of your own, import it first"
+            )
         return reader(node)
 
     def _float(self, node: dict[str, Any]) -> float:
@@ -192,6 +195,8 @@ class Unpacker:
     def _items(self, node: dict[str, Any]) -> Any:
         items = self.unpack(expect(node["items"], list))
         if node["is"] == "dict":
+            # Python's hash of a tuple, or of an object, can be chosen, too.
+            require(all(key is None or isinstance(key, (str, int, float, np.generic)) for key, _ in items), "names")
             return dict(items)
         return tuple(items) if node["is"] == "tuple" else slice(*items)
 
