@@ -7,6 +7,7 @@ fixed points (as Foresee and Hagan, 1997): some 40 steps for their 10,000.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -103,6 +104,12 @@ class Scaled(nn.Module):
         return nn.functional.gelu(x @ W.T + b) @ w[:, None] + c
 
 
+@lru_cache(maxsize=1)
+def _of_the_mean(X: bytes, y: bytes, n: int, hidden: int, seed: int) -> Network:
+    """The network of the mean, trained once for all quantiles of the same points."""
+    return Network(hidden, random_state=seed).fit(np.frombuffer(X).reshape(n, -1), np.frombuffer(y))
+
+
 class QuantileNetwork(RegressorMixin, BaseEstimator):
     """The network of the mean, trained further by Adam for a quantile of y, with the penalties that it has."""
 
@@ -111,7 +118,9 @@ class QuantileNetwork(RegressorMixin, BaseEstimator):
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> Self:
         """Train on points X (n, d), y (n,)."""
-        self.module_ = Network(self.hidden, random_state=self.random_state).fit(X, y).module().float()
+        X, y = np.ascontiguousarray(X, dtype=np.float64), np.ascontiguousarray(y, dtype=np.float64)
+        network = _of_the_mean(X.tobytes(), y.tobytes(), len(y), self.hidden, self.random_state)
+        self.module_ = network.module().float()
         inputs, targets = torch.tensor(X, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None]
         optimiser = torch.optim.Adam(self.module_.parameters(), lr=0.005)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)

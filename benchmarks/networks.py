@@ -1,6 +1,6 @@
 """Networks with few points: K-fold full CP beside the paper's method and those that hold points out. About half an hour of one core.
 
-    python benchmarks/networks.py [n ...] [--seeds 20] [--jobs 14] [--out FILE]
+    python benchmarks/networks.py [n ...] [--seeds 20] [--first 1000] [--only METHOD] [--jobs 14] [--out FILE]
     python benchmarks/networks.py --approximations     direct, indirect and newton side by side, of the paper's method, by l2; five seeds
 
 Digits, a network 64-16-10 trained on n points (default 100, 300 and 1,000), l2 = 1e-2. Error rate and mean labels in a set at ε = 0.1, the
@@ -40,6 +40,7 @@ def methods(net: torch.nn.Module, seed: int) -> dict[str, object]:
     full = {"method": "folds", **options}
     return {
         "folds, K = 10": FullConformalClassifier(net, **full),
+        "folds, K = 10, two repeats": FullConformalClassifier(net, repeats=2, **full),
         "folds, K = 10, influence": FullConformalClassifier(net, update="influence", **full),
         "folds, K = 5": FullConformalClassifier(net, folds=5, **full),
         "cross-CP, K = 10": CrossConformalClassifier(net, n_folds=10, **options),
@@ -50,8 +51,8 @@ def methods(net: torch.nn.Module, seed: int) -> dict[str, object]:
     }
 
 
-def one(n: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray, float, float]]:
-    """Of each method: ε (m, C), the true labels' columns (m,), the time as a multiple of one training, and the ε that is asked for."""
+def one(n: int, seed: int, only: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray, float, float]]:
+    """Of each method, or of some: ε (m, C), the true labels' columns (m,), the time as a multiple of one training, and the ε asked for."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     X, y = load_digits(return_X_y=True)
@@ -66,6 +67,8 @@ def one(n: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray, float, flo
     once = time.perf_counter() - start
     out = {}
     for name, clf in methods(net, seed).items():
+        if only and name not in only:
+            continue
         start = time.perf_counter()
         try:
             p = clf.fit(X, y).predict_p(Xt)  # type: ignore[attr-defined]
@@ -103,14 +106,14 @@ def row(runs: list[tuple[np.ndarray, np.ndarray, float, float]]) -> tuple[str, .
     )
 
 
-def compare(sizes: list[int], seeds: int, jobs: int, out: Path | None) -> None:
+def compare(sizes: list[int], seeds: range, only: list[str], jobs: int, out: Path | None) -> None:
     """A table in Markdown, printed and, after every n, written."""
     lines = [f"Digits, network 64-16-10, ε = {EPSILON}.", ""]
     lines += ["| n | method | error | labels | at equal error | AUC | time / training | bags |", "|---|" + "---|" * 7]
     print(*lines, sep="\n", flush=True)
     with Parallel(jobs) as parallel:
         for n in sizes:
-            runs = parallel(delayed(one)(n, seed) for seed in range(seeds))
+            runs = parallel(delayed(one)(n, seed, only) for seed in seeds)
             for name in dict.fromkeys(name for run in runs for name in run):
                 cells = row([run[name] for run in runs if name in run])
                 lines.append(f"| {n:,} | {name} | {' | '.join(cells)} |")
@@ -156,6 +159,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", type=int, default=[100, 300, 1000])
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--only", action="append", default=[], help="a method by its name in the table; can be repeated"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--approximations", action="store_true")
@@ -164,4 +171,4 @@ if __name__ == "__main__":
     if args.approximations:
         print_approximations()
     else:
-        compare(args.sizes, args.seeds, args.jobs, args.out)
+        compare(args.sizes, range(args.first, args.first + args.seeds), args.only, args.jobs, args.out)

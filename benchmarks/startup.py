@@ -1,4 +1,4 @@
-"""What the commands take to start: seconds of CPU time, the least of a few runs, each in a process of its own.
+"""What the commands take to start: seconds of CPU time and MB of memory, the least of a few runs, each in a process of its own.
 
     python benchmarks/startup.py                       of the version that is installed, or on PYTHONPATH
     python benchmarks/startup.py --before OTHER/src    beside that of another checkout
@@ -11,7 +11,6 @@ before, as they are after a first run.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -33,17 +32,18 @@ COMMANDS = {
 }
 
 
-def cpu_seconds(words: str, folder: str, source: str | None) -> float:
-    """CPU time of Python with these arguments, in a folder, with another source of the package first on the path where given."""
+def cost(words: str, folder: str, source: str | None) -> tuple[float, float]:
+    """CPU seconds and peak MB of Python with these arguments, in a folder, with another source of the package first where given."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPYCACHEPREFIX=str(Path(folder) / "compiled"))
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if source is not None:
         environment["PYTHONPATH"] = source
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     arguments = [word.replace("\t", " ") for word in words.split(" ")]
-    subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    process = subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"python {' '.join(arguments)} failed")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def write_tables(folder: Path) -> None:
@@ -62,24 +62,24 @@ def write_tables(folder: Path) -> None:
 @click.option("--runs", default=5, show_default=True)
 def main(before: str | None, runs: int) -> None:
     sources = {"now": None} if before is None else {"before": str(Path(before).resolve()), "now": None}
-    print("| CPU seconds | " + " | ".join(sources) + " |\n|---|" + "---|" * len(sources))
+    print("| CPU seconds, MB | " + " | ".join(sources) + " |\n|---|" + "---|" * len(sources))
     with TemporaryDirectory() as folder:
         # Each reads what it has written itself.
         places = {name: Path(folder) / name for name in sources}
         for name, place in places.items():
             place.mkdir()
             write_tables(place)
-            cpu_seconds("-m fullconformal fit old.csv --target y -o model -q", str(place), sources[name])
-        found: dict[str, list[float]] = {}
+            cost("-m fullconformal fit old.csv --target y -o model -q", str(place), sources[name])
+        found: dict[str, list[tuple[float, float]]] = {}
         for title, words in COMMANDS.items():
             # The first run compiles.
-            tries = {
-                name: [cpu_seconds(words, str(places[name]), sources[name]) for _ in range(runs + 1)]
-                for name in sources
-            }
-            found[title] = [min(seconds) for seconds in tries.values()]
-            print(f"| `{title}` | " + " | ".join(f"{seconds:.2f}" for seconds in found[title]) + " |", flush=True)
-        ratios = [f"{one / floor:.2f}" for one, floor in zip(found[ONE], found[FLOOR], strict=True)]
+            tries = {name: [cost(words, str(places[name]), sources[name]) for _ in range(runs + 1)] for name in sources}
+            found[title] = [min(costs) for costs in tries.values()]
+            print(
+                f"| `{title}` | " + " | ".join(f"{seconds:.2f}, {mb:.0f}" for seconds, mb in found[title]) + " |",
+                flush=True,
+            )
+        ratios = [f"{one[0] / floor[0]:.2f}" for one, floor in zip(found[ONE], found[FLOOR], strict=True)]
         print("| one row / its imports | " + " | ".join(ratios) + " |")
 
 

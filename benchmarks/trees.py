@@ -134,14 +134,14 @@ class Found:
         self.epsilon, self.truth = None if out.dtype == bool else out, truth
 
 
-def measure(drawn: tuple[Bag, np.ndarray], trees: int) -> dict[str, Found]:
-    """All methods on one bag."""
+def measure(drawn: tuple[Bag, np.ndarray], trees: int, part: str) -> dict[str, Found]:
+    """All methods, or those with this part in their names, on one bag."""
     torch.set_num_threads(1)
     bag, truth = drawn
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for method, predict in methods(trees):
+        for method, predict in ((name, how) for name, how in methods(trees) if part in name):
             start = time.perf_counter()
             try:
                 out = predict(bag)
@@ -190,12 +190,13 @@ def page(results: dict[tuple[str, int], dict[str, list[Found]]], bags: int, tree
 @click.option("--trees", default=FOREST.n_estimators, show_default=True, help="Other numbers are printed only.")
 @click.option("--jobs", default=1, show_default=True, help="Bags at a time.")
 @click.option("--only", multiple=True, help="Tables, by name; by default all.")
+@click.option("--methods", "part", default="", help="Part of the names of methods; by default all.")
 @click.option("--out", type=click.Path(path_type=Path), help="Another file, written after every table and n.")
-def main(bags: int, trees: int, jobs: int, only: tuple[str, ...], out: Path | None) -> None:
+def main(bags: int, trees: int, jobs: int, only: tuple[str, ...], part: str, out: Path | None) -> None:
     for peer in ("crepes", "mapie"):
         if not find_spec(peer):
             print(f"{peer} is not installed: left out")
-    if out is None and bags >= BAGS and trees == FOREST.n_estimators and not only:
+    if out is None and bags >= BAGS and trees == FOREST.n_estimators and not only and not part:
         out = OUT
     results: dict[tuple[str, int], dict[str, list[Found]]] = {}
     every = tables()
@@ -204,7 +205,7 @@ def main(bags: int, trees: int, jobs: int, only: tuple[str, ...], out: Path | No
         cells = [(name, n) for n in SIZES for name, (_, y) in every.items() if n + 0.3 * M <= len(y)]
         for name, n in (cell for cell in cells if not only or cell[0] in only):
             start = time.perf_counter()
-            found = parallel(delayed(measure)(draw(*every[name], n, seed), trees) for seed in range(bags))
+            found = parallel(delayed(measure)(draw(*every[name], n, seed), trees, part) for seed in range(bags))
             names = list(dict.fromkeys(method for bag in found for method in bag))
             results[name, n] = {method: [bag[method] for bag in found if method in bag] for method in names}
             print(f"{name}, n = {n}: {time.perf_counter() - start:.0f} s", flush=True)

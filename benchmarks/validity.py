@@ -34,7 +34,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScaler
 
 from fullconformal import FullConformalClassifier, SplitConformalClassifier
-from fullconformal.models import KernelDensityClassifier
+from fullconformal.models import KernelDensityClassifier, RoundedImputer
 
 RESULTS = Path(__file__).parent / "results" / "validity.jsonl"
 PIPED = Path(__file__).parent / "results" / "validity_pipelines.jsonl"
@@ -183,8 +183,8 @@ def text(rng: np.random.Generator, n: int, n_classes: int) -> tuple[np.ndarray, 
     return np.array([" ".join(rng.choice(WORDS, 8, p=weight[c] / weight[c].sum())) for c in y], dtype=object), y
 
 
-def encoder() -> Any:
-    gaps = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+def encoder(imputer: type[SimpleImputer]) -> Any:
+    gaps = make_pipeline(imputer(strategy="median", add_indicator=True), StandardScaler())
     words = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=3, sparse_output=False)
     return make_column_transformer((gaps, list("abcd")), (words, ["word", "kind"]))
 
@@ -199,13 +199,14 @@ PIPELINES: list[tuple[str, Any, int, int, int, Any]] = [
     ("one-hot identifiers + LR", make_pipeline(ONE_HOT, LR), 59, 1, 2, identifiers),
     ("StandardScaler + LR", make_pipeline(StandardScaler(), LR), 80, 40, 2, None),
     ("StandardScaler + LR", make_pipeline(StandardScaler(), LR), 80, 40, 3, None),
-    ("impute, one-hot, scale + LR", make_pipeline(encoder(), LR), 60, 6, 3, table),
-    ("impute, one-hot, scale + LR", make_pipeline(encoder(), LR), 200, 6, 2, table),
+    ("impute, one-hot, scale + LR", make_pipeline(encoder(SimpleImputer), LR), 60, 6, 3, table),
+    ("impute, one-hot, scale + LR", make_pipeline(encoder(SimpleImputer), LR), 200, 6, 2, table),
     ("PowerTransformer + LR", make_pipeline(PowerTransformer(), LR), 40, 8, 2, None),
     ("StandardScaler + k-NN", make_pipeline(StandardScaler(), KNN), 30, 10, 3, None),
     ("StandardScaler + density", make_pipeline(StandardScaler(), KDE), 30, 10, 2, None),
     ("PCA(0.95) + LR", make_pipeline(PCA(0.95), LR), 60, 30, 3, None),
     ("TF-IDF + LR", make_pipeline(TfidfVectorizer(), LR), 100, 60, 3, text),
+    ("impute rounded, one-hot, scale + LR", make_pipeline(encoder(RoundedImputer), LR), 40, 6, 2, table),
 ]
 
 
@@ -229,15 +230,21 @@ def piped_trial(seed: int, k: int) -> dict[str, list[bool]]:
     return out
 
 
+def piped_chunk(k: int, start: int) -> dict[str, Any]:
+    """Errors of a setting over the bags of one chunk."""
+    each = [piped_trial(seed, k) for seed in range(start, start + CHUNK)]
+    errors = {name: np.sum([one[name] for one in each], axis=0).tolist() for name in each[0]}
+    return {"setting": k, "start": start, "errors": errors}
+
+
 def run_pipelines(trials: int, jobs: int, out: Path) -> None:
-    """Chunks of bags, one setting after another, each stored as it comes; those stored before are not computed again."""
+    """Chunks of bags of all settings in turn, each stored as it comes; those stored before are not computed again."""
     done = {(row["setting"], row["start"]) for row in stored(out)}
     todo = [(k, start) for start in range(0, trials, CHUNK) for k in range(len(PIPELINES)) if (k, start) not in done]
-    for k, start in todo:
-        each = Parallel(n_jobs=jobs)(delayed(piped_trial)(seed, k) for seed in range(start, start + CHUNK))
-        errors = {name: np.sum([one[name] for one in each], axis=0).tolist() for name in each[0]}
+    # Chunks at a time: bags of one setting take ten times as long as those of another.
+    for row in Parallel(n_jobs=jobs, return_as="generator_unordered")(delayed(piped_chunk)(*one) for one in todo):
         with out.open("a") as file:
-            file.write(json.dumps({"setting": k, "start": start, "errors": errors}) + "\n")
+            file.write(json.dumps(row) + "\n")
 
 
 def stored(out: Path) -> list[dict[str, Any]]:
