@@ -16,13 +16,14 @@ from sklearn.linear_model import LogisticRegression
 from fullconformal import FullConformalClassifier
 from fullconformal.linear.added import conjugate
 from fullconformal.linear.bag import Change, NoMinimiser, at_points, logits
+from fullconformal.linear.bounded import turned
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
 from fullconformal.linear.leave_one_out import deletion
 from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
 from fullconformal.linear.reference import moved
-from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores, turned
+from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.losses.relative import all_probabilities, pairs, probabilities, residual, second, spread, unpacked
 from fullconformal.pvalues import comparison_weight, p_values
 
@@ -334,8 +335,8 @@ def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed, far)
         after = hessian(bag, one, theta, curvature_of(bag, theta))[0]
         for H in (after, after + added, after + other, after + added + other):
             factors = torch.linalg.eigvals(torch.linalg.solve(before, H)).real
-            assert factors.min() >= found.least[0, i] * (1 - 1e-9)
-            assert factors.max() <= found.most[0, i] * (1 + 1e-9)
+            assert factors.min() >= found.least(bag.reference.rest[i]) * (1 - 1e-9)
+            assert factors.max() <= found.most(bag.reference.rest[i]) * (1 + 1e-9)
 
 
 def curvature_of(bag, theta):

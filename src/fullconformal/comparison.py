@@ -26,8 +26,7 @@ from fullconformal.methods.convex import symmetric_seconds
 from fullconformal.metrics.estimates import BoolArray, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.report.comparison import Comparison, add_method
-from fullconformal.report.interval_comparison import IntervalComparison, add_regressor
+from fullconformal.report.comparison import Comparison, IntervalComparison, add_method, add_regressor
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.sets import check_levels, prediction_sets
 

@@ -9,29 +9,22 @@ Steps are held as rows (B, K, d) and logits as (B, K, n): every pass goes along 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import (
-    EPS,
     Change,
-    Counted,
-    FloatArray,
     LinearBag,
-    NoMinimiser,
     at_points,
-    with_labels,
 )
 from fullconformal.linear.hessian import Fits, inner, largest_logit, rounding
 from fullconformal.linear.newton import CONVERGED, quadratic, refit, repulled
 from fullconformal.linear.reference import Moved, least_factors, moved
 from fullconformal.losses import relative
-from fullconformal.runtime.tasks import Progress
 
 # Steps, or products of one, after which a fit is left to a method with line search.
 MOST = 60
@@ -61,6 +54,16 @@ class Added:
     error: Tensor
     moved: Moved
 
+    def __getitem__(self, columns: Tensor) -> Added:
+        """What later fits of some columns start from."""
+        last = ("theta", "z_added", "E")
+        return Added(
+            **{
+                f.name: getattr(self, f.name)[..., columns] if f.name in last else getattr(self, f.name)[columns]
+                for f in fields(self)
+            }
+        )
+
     @cached_property
     def rough(self) -> Tensor:
         """Probabilities (B, K, n) in float32."""
@@ -79,30 +82,32 @@ def fit_added(
     change: Change,
     columns: Tensor,
     tolerance: float,
-    theta: Tensor | None = None,
+    start: Added | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Added:
-    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest; from Θ (d, K, B).
+    """Fits of the bags with some of the candidates of objects added, columns (B,) of the m·C changes, label fastest; from rougher ones.
 
     Logits and probabilities are of some precision.
     """
     base, C, K = bag.base, bag.n_classes, bag.K
     objects = change[::C]
     x, (d, m) = objects.x, objects.x.shape
-    V, start = base.solve_points(x), _repenalised(bag, objects)
-    E = inner(x, V)
-    E, z = (part.repeat_interleave(C, -1) for part in (E, at_points(x, start)))
-    if theta is None:
-        u = quadratic(E, z, change.y)
-        step = torch.einsum("pkm,kmc->pmc", V, u.view(K, m, C)).reshape(d, K, m * C)
-        theta = start[:, :, columns // C] - step[:, :, columns]
-    E, change = E[..., columns], change[columns]
+    if start is None:
+        V, without = base.solve_points(x), _repenalised(bag, objects)
+        E, z = (part.repeat_interleave(C, -1) for part in (inner(x, V), at_points(x, without)))
+        step = torch.einsum("pkm,kmc->pmc", V, quadratic(E, z, change.y).view(K, m, C)).reshape(d, K, m * C)
+        E, theta = E[..., columns], without[:, :, columns // C] - step[:, :, columns]
+    else:
+        E, theta = start.E, start.theta
+    change = change[columns]
     kappa = relative.spread(E[tuple(relative.pairs(K, E.device)[0])]).sqrt().clamp(min=base.kappa)
-    theta, mu, z, pi = _newton(bag, change, theta, tolerance / kappa, dtype)
+    theta, mu, z, pi, gone = _newton(bag, change, theta, tolerance / kappa, dtype)
     z_added = at_points(change.x, theta)
     leverage = (relative.unpacked(relative.second(z_added)) * E).sum((0, 1))
     grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
-    far = moved(bag.reference, pi, leverage, change.factors).spoilt(grain)
+    # Bounds at rougher fits hold here, too, up to the ranges that logits have moved since.
+    far = moved(bag.reference, pi, leverage, change.factors) if start is None else start.moved.spoilt(gone)
+    far = far.spoilt(grain)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
     error = _error(kappa * mu / far.whole)
     return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far.spoilt(error))
@@ -131,9 +136,9 @@ def fit_repenalised(bag: LinearBag, objects: Change, tolerance: float) -> tuple[
         return _repenalised(bag, objects), bag.base.error_at(objects.x)
     # A point of zeros has a constant loss: nothing is added.
     alone, kappa = replace(objects, x=torch.zeros_like(objects.x)), objects.x.new_full(objects.y.shape, bag.base.kappa)
-    theta, mu, _, pi = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
+    theta, mu, _, pi, _ = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
     mu = mu + _granted(bag, alone, theta)
-    whole, _ = least_factors(bag.reference, pi, objects.factors)
+    whole = least_factors(bag.reference, pi, objects.factors).whole
     return theta, bag.base.spread_at(objects.x).sqrt() * _error(kappa * mu / whole) / kappa
 
 
@@ -143,7 +148,7 @@ def refine(bag: LinearBag, change: Change, theta: Tensor, tolerance: float = CON
     kappa = bag.base.spread_at(change.x).sqrt().clamp(min=bag.base.kappa)
     # Rounding keeps a gradient from being smaller.
     goal = torch.maximum(tolerance / kappa, len(bag.X) ** 0.5 * rounding(bag, change, theta))
-    theta, mu, _, pi = _newton(bag, change, theta, goal)
+    theta, mu, _, pi, _ = _newton(bag, change, theta, goal)
     slopes = turn(_gradient(bag, change, turn(theta), pi))
     fits, lost = Fits(theta, torch.full_like(mu, torch.inf), slopes), (mu > goal).nonzero().squeeze(1)
     if len(lost):
@@ -166,9 +171,9 @@ def fit_without(
     κ (B,) is the root of the largest spread at the fit on Z.
     """
     at, removed = bag.reference, torch.as_tensor(change.removed)
-    theta, mu, _, pi = _newton(bag, change, theta, tolerance / kappa, dtype)
+    theta, mu, _, pi, _ = _newton(bag, change, theta, tolerance / kappa, dtype)
     grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
-    least = least_factors(at, pi, change.factors)[1].gather(1, removed[:, None])[:, 0] * torch.exp(-grain)
+    least = least_factors(at, pi, change.factors).spoilt(grain).least(at.rest[removed])
     # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
     return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 
@@ -181,7 +186,7 @@ def turn(part: Tensor) -> Tensor:
 def logits_of(bag: LinearBag, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Logits (B, K, n) of the training points, in a precision."""
     B, K, d = rows.shape
-    return (rows.to(dtype).view(B * K, d) @ bag.points(dtype).T).view(B, K, -1)
+    return (rows.to(dtype).view(B * K, d) @ bag.columns(dtype)).view(B, K, -1)
 
 
 def _summed(bag: LinearBag, change: Change, r: Tensor) -> Tensor:
@@ -189,7 +194,7 @@ def _summed(bag: LinearBag, change: Change, r: Tensor) -> Tensor:
     B, K, n = r.shape
     if change.removed is not None:
         r[torch.arange(B, device=r.device), :, change.removed] = 0.0
-    return (r.view(B * K, n) @ bag.points(r.dtype)).view(B, K, -1).double()
+    return (bag.columns(r.dtype) @ r.view(B * K, n).T).T.double().contiguous().view(B, K, -1)
 
 
 def _pulled_(bag: LinearBag, change: Change, rows: Tensor, out: Tensor) -> Tensor:
@@ -208,12 +213,13 @@ def _gradient(bag: LinearBag, change: Change, rows: Tensor, pi: Tensor) -> Tenso
 
 def _newton(
     bag: LinearBag, change: Change, theta: Tensor, goal: Tensor, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Minimisers Θ (d, K, B) from Θ and their |∇F| in the norm of H⁻¹ at the fit on Z, below the goal (B,) where all went well.
 
-    And the logits (B, K, n) and probabilities (B, C, n) of the training points there, in some precision.
+    And the logits (B, K, n) and probabilities (B, C, n) of the training points there, in some precision, and the ranges (B,) that logits
+    have moved by at most.
     """
-    rows, left = turn(theta), theta.new_full(goal.shape, torch.inf)
+    rows, left, gone = turn(theta), theta.new_full(goal.shape, torch.inf), torch.zeros_like(goal)
     columns, z = torch.arange(len(goal), device=theta.device), logits_of(bag, rows, dtype)
     found = rows, z, relative.all_probabilities(z)
     pi = found[2]
@@ -244,10 +250,12 @@ def _newton(
         step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop)
         dz = logits_of(bag, step, dtype)
         R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
-        t = torch.where(R > 1, torch.log1p(R) / R, 1.0)[:, None, None]
+        t = torch.where(R > 1, torch.log1p(R) / R, 1.0)
+        gone[columns] += t * R
+        t = t[:, None, None]
         rows, z = rows - t * step, torch.addcmul(z, t.to(dtype), dz, value=-1.0)
         pi = relative.all_probabilities(z)
-    return turn(found[0]), left, found[1], found[2]
+    return turn(found[0]), left, found[1], found[2], gone
 
 
 def _widest(dz: Tensor) -> Tensor:
@@ -308,54 +316,3 @@ def second_product_(pi: Tensor, u: Tensor) -> Tensor:
     """ℓ''u (..., K, B) in place of u."""
     u *= pi
     return u.sub_(pi * u.sum(-2, keepdim=True))
-
-
-def count_objects(
-    bag: LinearBag,
-    objects: Change,
-    count: Callable[[Change], Counted],
-    weight: Tensor | FloatArray | None,
-    memory: int,
-    progress: Progress | None,
-) -> tuple[FloatArray, FloatArray]:
-    """Counts for all candidates of objects from those of the candidates of blocks of them.
-
-    Where the bags of an object cannot be fitted all points are tied with it, so that its p-values are one, and a warning says so.
-    """
-    lost: dict[int, str] = {}
-    weights = bag.base.theta.abs()  # of Z, without whose fit there is nothing
-    tied = torch.full((bag.n_classes,), float(len(bag.X))) if weight is None else torch.as_tensor(weight).sum(0)
-
-    def counted(objects: Change) -> Tensor:
-        try:
-            # Logits of which rounding leaves no digits behind the point need not be tried.
-            if bool((objects.x.abs().T @ weights > 1e-3 / EPS).any()):
-                raise bag.no_minimiser(objects)
-            return torch.stack(count(with_labels(bag, objects))).view(2, -1, bag.n_classes)
-        except NoMinimiser as error:
-            if len(objects.y) > 1:
-                halves = torch.arange(len(objects.y), device=objects.y.device).tensor_split(2)
-                return torch.cat([counted(objects[half]) for half in halves], 1)
-            lost[-1 if objects.row is None else int(objects.row)] = str(error)
-            return torch.stack([0 * tied, tied])[:, None].to(objects.x)
-
-    x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
-    # On a CPU logits of a block stay in the cache.
-    width = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
-    out, done = x.new_zeros(2, m, C), 0
-    while done < m:
-        # The first of many blocks are small, so that the pace is known early.
-        part = slice(done, done + (max(1, width // 16) if m > width and done < width // 8 else width))
-        out[:, part] = counted(objects[part])
-        done = min(part.stop, m)
-        if progress is not None:
-            progress(done, m)
-    if lost:
-        rows = f"{', '.join(map(str, list(lost)[:10]))}{' and others' * (len(lost) > 10)}"
-        warnings.warn(
-            f"the p-values of {len(lost)} of {m} objects are one, their sets hold every label (objects {rows}, counted from 0): "
-            f"{next(iter(lost.values()))}",
-            stacklevel=6,
-        )
-    greater, equal = out.cpu().numpy()
-    return greater, equal

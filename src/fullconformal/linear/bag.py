@@ -221,13 +221,15 @@ class LinearBag:
             f"(StandardScaler in a Pipeline); else set a larger l2 (for scikit-learn's LogisticRegression a smaller C)."
         )
 
-    def points(self, dtype: torch.dtype) -> Tensor:
-        """X (n, d) in a precision."""
-        return self.X if dtype == torch.float64 else self._rough
+    def columns(self, dtype: torch.dtype) -> Tensor:
+        """Xᵀ (d, n) in a precision, laid out so that products with many bags' weights and residuals take half the time."""
+        if dtype not in self._columns:
+            self._columns[dtype] = self.X.T.to(dtype).contiguous()
+        return self._columns[dtype]
 
     @cached_property
-    def _rough(self) -> Tensor:
-        return self.X.float()
+    def _columns(self) -> dict[torch.dtype, Tensor]:
+        return {}
 
     @cached_property
     def white(self) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, count_objects, fit_added, fit_repenalised, fit_without, second_product_
+from fullconformal.linear.added import Added, fit_added, fit_repenalised, fit_without, second_product_
 from fullconformal.linear.bag import (
     Change,
     Counted,
@@ -27,11 +27,12 @@ from fullconformal.linear.bag import (
     comparison,
     logits,
 )
+from fullconformal.linear.bounded import BLOCK, COARSE, FLOOR
 from fullconformal.linear.hessian import certify, curvature, rounding
 from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
 from fullconformal.linear.newton import CONVERGED, ROUGH, refit
 from fullconformal.linear.reference import Reference
-from fullconformal.linear.symmetric import BLOCK, COARSE, FLOOR, Enough, symmetric_counts
+from fullconformal.linear.symmetric import Enough, count_objects, symmetric_counts
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
 
@@ -84,7 +85,7 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
     r = relative.residual(fits.z.double(), y)
     step = _leave_out(at, fits, r)
     # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
-    grown = ((1 + at.odds) / fits.moved.least).sqrt()
+    grown = ((1 + at.odds) / fits.moved[:, None].least(at.rest)).sqrt()
     grain = rounding(bag, change, theta, bag.reference.rough)[:, None]
     known = grain * (1 + step.spread / 4) + FLOOR + at.spread.sqrt() * fits.reach[:, None]
     error = step.error + bounds(step.spread, step.length, grown * fits.kappa[:, None], grown * fits.mu[:, None]) + known
@@ -129,7 +130,8 @@ class LeftOut:
 
 def _leave_out(at: Reference, fits: Added, r: Tensor) -> LeftOut:
     """The steps of residuals r (B, K, n) at the fits, A' enclosed by A° and the factors by which the Hessian moved."""
-    low, high = 1 / fits.moved.most, 1 / fits.moved.least
+    far = fits.moved[:, None]
+    low, high = 1 / far.most(at.rest), 1 / far.least(at.rest)
     s, spread = torch.bmm(at.left_out, r.permute(2, 1, 0)).permute(2, 1, 0), at.left_out_spread
     length = (r * s).sum(1).clamp(min=0.0).sqrt()
     rounded = 4 * at.rounding * (1 + at.odds)

@@ -17,7 +17,7 @@ changes by its factor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -110,20 +110,39 @@ def reference(bag: LinearBag) -> Reference:
 
 @dataclass(frozen=True)
 class Moved:
-    """How far the Hessian has moved: bounds (B, n), for every point, on the factors of the Hessian without it.
+    """How far the Hessian has moved: factors of the Hessian without a point are within ``least`` and ``most`` of its 1/(1 − t).
 
-    And ``whole``, ``top`` (B,) on those of the Hessian of the training points, with all of them and without the added one.
+    They are low − low_excess/(1 − t), at least the floor, and high + high_excess/(1 − t), each (B,); ``whole`` and ``top`` (B,) are bounds
+    on those of the Hessian of the training points, with all of them and without the added one.
     """
 
-    least: Tensor
-    most: Tensor
+    low: Tensor
+    low_excess: Tensor
+    floor: Tensor
+    high: Tensor
+    high_excess: Tensor
     whole: Tensor
     top: Tensor
+
+    def __getitem__(self, columns: Tensor | tuple[slice, None]) -> Moved:
+        """Those of some columns."""
+        return Moved(*(getattr(self, field.name)[columns] for field in fields(self)))
+
+    def least(self, rest: Tensor) -> Tensor:
+        """The least factors, of points with 1/(1 − t), one for each column, or (n,) for columns (B, 1)."""
+        return torch.maximum(torch.addcmul(self.low, self.low_excess, rest, value=-1.0), self.floor)
+
+    def most(self, rest: Tensor) -> Tensor:
+        """The largest ones."""
+        return torch.addcmul(self.high, self.high_excess, rest)
 
     def spoilt(self, error: Tensor) -> Moved:
         """The same where logits are off by ranges ≤ error (B,)."""
         shrink, grow = torch.exp(-error), torch.exp(error)
-        return Moved(self.least * shrink[:, None], self.most * grow[:, None], self.whole * shrink, self.top * grow)
+        return Moved(
+            self.low * shrink, self.low_excess * shrink, self.floor * shrink, self.high * grow, self.high_excess * grow,
+            self.whole * shrink, self.top * grow,
+        )  # fmt: skip
 
 
 def moved(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | None = None) -> Moved:
@@ -141,13 +160,12 @@ def moved(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | None = Non
         return E if factors is None else E + at.columns @ (factors - 1 - P).clamp(min=0.0)
 
     P, E = _smallest(at, above, added, torch.inf)
-    whole, least = least_factors(at, pi, factors)
-    most = torch.addcmul((1 + P)[:, None], (E + added)[:, None], at.rest)
-    return Moved(least, most, whole, 1 + P + E)
+    low = least_factors(at, pi, factors)
+    return replace(low, high=1 + P, high_excess=E + added, top=1 + P + E)
 
 
-def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The least factors of the Hessian of the training points, with all of them (B,) and without each (B, n)."""
+def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> Moved:
+    """The same where only the least factors are asked for: of the largest nothing is known."""
     before, (now, weight) = at.mass[0], mass(pi.float(), at.most_apart.float())
 
     def below(P: Tensor, every: int) -> Tensor:
@@ -157,15 +175,12 @@ def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> t
         return E if factors is None else E + at.columns @ (1 - P - factors).clamp(min=0.0)
 
     P, E = _smallest(at, below, pi[:, 0, 0].double(), 0.9)
-    whole, least = 1 - P - E, torch.addcmul((1 - P)[:, None], E[:, None], at.rest, value=-1.0)
-    # A change by factors of all parts is the last resort.
-    far = (P + E * at.typical > 0.5).nonzero().squeeze(1)
-    if len(far):
+    # No Hessian is below zero, and a change by factors of all parts is the last resort.
+    floor, unknown, far = torch.zeros_like(P), torch.full_like(P, torch.inf), P + E * at.typical > 0.5
+    if bool(far.any()):
         last = (pi[far] / at.pi.clamp(min=torch.finfo(pi.dtype).tiny)).amin((1, 2)).clamp(max=1.0).double()
-        last = last if factors is None else torch.minimum(last, factors[:, far].amin(0))
-        least[far], whole[far] = torch.maximum(least[far], last[:, None]), torch.maximum(whole[far], last)
-    # No Hessian is below zero: nothing is known there.
-    return whole.clamp_(min=0.0), least.clamp_(min=0.0)
+        floor[far] = last if factors is None else torch.minimum(last, factors[:, far].amin(0))
+    return Moved(1 - P, E, floor, unknown, unknown, torch.maximum(1 - P - E, floor), unknown)
 
 
 def _bounded(at: Reference, sums: Tensor, every: int) -> Tensor:

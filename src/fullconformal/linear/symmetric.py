@@ -8,20 +8,23 @@ good the approximation is. Scores are held as margins log(e^α − 1), which ord
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, conjugate, count_objects, fit_added, refine
+from fullconformal.linear.added import refine
 from fullconformal.linear.bag import (
+    EPS,
     Change,
     Counted,
     FloatArray,
     LinearBag,
+    NoMinimiser,
     as_objects,
     at_points,
     chunks,
@@ -29,19 +32,14 @@ from fullconformal.linear.bag import (
     count_all,
     gradient,
     logits,
+    with_labels,
 )
+from fullconformal.linear.bounded import ACCURATE, BLOCK, COARSE, bounded_order
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
-from fullconformal.linear.newton import ROUGH, first_step, refit
+from fullconformal.linear.newton import first_step, refit
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
-
-# Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
-FLOOR = 1e-9
-# Errors of a logit, by their bound: with the latter most candidates are decided, with the former most of the rest.
-ACCURATE, COARSE = ROUGH, 1e-2
-BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
-
 
 Enough = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -142,8 +140,8 @@ def symmetric_counts(
             order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
             found, unsure = pvalues.count(order, 0, 0, against, axis=1), left(order)
             above[columns], tied[columns] = (each.to(x.dtype) for each in found)
-            columns = columns[unsure]
-            theta = start = fits[:, :, unsure]
+            columns, start = columns[unsure], fits[unsure]
+            theta = start.theta
         for at in chunks(bag, torch.arange(len(columns), device=x.device), memory):
             counts = scored(change[columns[at]], theta[:, :, at])
             above[columns[at]], tied[columns[at]] = (each.to(x.dtype) for each in counts)
@@ -152,150 +150,55 @@ def symmetric_counts(
     return count_objects(bag, as_objects(X_test, factors), decided, weight, memory, progress)
 
 
-@torch.no_grad()
-def bounded_order(
+def count_objects(
     bag: LinearBag,
-    change: Change,
-    columns: Tensor,
-    q: float,
-    accuracy: float,
-    left: Callable[[Tensor], Tensor],
-    theta: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Order (B, n) of the training points' scores against those of candidates of objects, 0 where it is open; fits (d, K, B).
+    objects: Change,
+    count: Callable[[Change], Counted],
+    weight: Tensor | FloatArray | None,
+    memory: int,
+    progress: Progress | None,
+) -> tuple[FloatArray, FloatArray]:
+    """Counts for all candidates of objects from those of the candidates of blocks of them.
 
-    The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
-
-    A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
-    by a factor that `moved` bounds, so their range moves by at most spread(A')(1 − π_y); and its loss does not decrease. Points which that
-    leaves open have A°r, and where that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which candidates (B,)
-    are still to be decided.
+    Where the bags of an object cannot be fitted all points are tied with it, so that its p-values are one, and a warning says so.
     """
-    dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
-    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, theta, dtype), change[columns]
-    grain = rounding(bag, change, fits.theta, dtype) + FLOOR + 2 * bag.n_classes * torch.finfo(dtype).eps
-    if q < 1:
-        error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
-        tau, error = relative.margin(fits.z_added, change.y)[:, None], 2 * error[:, None]
-        return torch.as_tensor(pvalues.order(relative.margin(fits.z, bag.y), tau, error)), fits.theta
-    tau, tau_error = _own_scores(bag, change, fits, grain, accuracy)
-    own = fits.pi.gather(1, bag.y.expand(len(columns), 1, -1))[:, 0]
-    other = (fits.pi * (1 - bag.reference.own)).sum(1)
-    high = at.left_out_spread / fits.moved.least
-    off = at.spread.sqrt() * fits.reach[:, None]
-    rounded = 4 * at.rounding * (1 + at.odds)
-    slack = off + (tau_error + grain)[:, None]
-    error = (turned(off, other) + rounded * other).mul_(high).add_(slack)
-    # Of probabilities near the least numbers of a precision no more is known than that they are.
-    tiny = torch.finfo(dtype).tiny ** 0.8
-    above = ((other * (other > tiny)) / own.clamp(min=tiny)).log_() - slack > tau[:, None]
-    below = (other.clamp(min=tiny) / (own * (own > tiny))).log_() + high * other + error < tau[:, None]
-    order = above.to(torch.int8) - below.to(torch.int8)
-    closest = _left_out(bag, fits, tau, error, ((order == 0) & left(order)[:, None]).nonzero(), order)
-    # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
-    unknown = (order == 0) & left(order)[:, None]
-    if accuracy > ACCURATE:
-        unknown &= ~(unknown & (error > closest / 2)).any(1, keepdim=True)
-    unknown &= torch.isfinite(error)
-    # About three products each; many more than those take as long as a candidate's Hessian.
-    n, p = len(bag.X), bag.base.inverse.shape[0]
-    few = max(64, n * p * p // (3 * (4 * n * p + 2 * p * p)))
-    pairs = (unknown & (unknown.sum(1, keepdim=True) <= few)).nonzero()
-    for precision in dict.fromkeys((bag.reference.rough, dtype)):
-        for part in pairs.split(max(1, BLOCK // 32 // (8 * n * bag.K))):
-            _solve(bag, change, fits, tau, error, part, order, precision)
-        pairs = pairs[order[tuple(pairs.T)] == 0]
-    return order, fits.theta
+    lost: dict[int, str] = {}
+    weights = bag.base.theta.abs()  # of Z, without whose fit there is nothing
+    tied = torch.full((bag.n_classes,), float(len(bag.X))) if weight is None else torch.as_tensor(weight).sum(0)
 
+    def counted(objects: Change) -> Tensor:
+        try:
+            # Logits of which rounding leaves no digits behind the point need not be tried.
+            if bool((objects.x.abs().T @ weights > 1e-3 / EPS).any()):
+                raise bag.no_minimiser(objects)
+            return torch.stack(count(with_labels(bag, objects))).view(2, -1, bag.n_classes)
+        except NoMinimiser as error:
+            if len(objects.y) > 1:
+                halves = torch.arange(len(objects.y), device=objects.y.device).tensor_split(2)
+                return torch.cat([counted(objects[half]) for half in halves], 1)
+            lost[-1 if objects.row is None else int(objects.row)] = str(error)
+            return torch.stack([0 * tied, tied])[:, None].to(objects.x)
 
-def turned(R: Tensor, other: Tensor) -> Tensor:
-    """How far probabilities can be off in all where logits are off by ranges ≤ R and those of the other classes sum to 1 − π_y."""
-    return torch.minimum((R / 4).clamp(max=1.0), torch.expm1(R.clamp(max=50.0)) * other)
-
-
-def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
-    """Scores (B,) of the candidates, whose leverage without them is that of the points alone, and their errors."""
-    r = relative.residual(fits.z_added, change.y)
-    whole, root = fits.moved.whole, fits.spread.sqrt()
-    low, high = 1 / fits.moved.top, 1 / whole
-    size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
-    shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
-
-    x = change.x.T[:, None]
-
-    def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
-        shift[:, columns] = _ahead(x[columns], w, s, (low + high)[columns] / 2)
-        norms[columns] = (high - low)[columns] / 2 * norm
-        return norms[columns] <= near * size[columns]
-
-    conjugate(bag, change, fits.pi[:, 1:], None, x * r.T[:, :, None], small)
-    other = relative.margin(fits.z_added, change.y).sigmoid()
-    off = root * fits.reach
-    error = root * norms + off + grain + fits.spread * high * (turned(off, other) + torch.expm1(fits.error) * other)
-    return relative.margin(fits.z_added + shift, change.y), error
-
-
-def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Tensor, order: Tensor) -> Tensor:
-    """Decide the order (B, n) of pairs (b, 2) of a column and a point by A°r, errors (B, n) beside it; how far scores are from τ (B, n)."""
-    at, apart = bag.reference, torch.full_like(error, torch.inf)
-    # Some 2²⁰ numbers of A° at a time.
-    for column, point in (part.T for part in pairs.split(max(1, 2**20 // bag.K**2))):
-        low, high = (1 / factor[column, point] for factor in (fits.moved.most, fits.moved.least))
-        y, z, r = _at_pairs(bag, fits, column, point)
-        s = torch.bmm(at.left_out[point], r.T[:, :, None])[:, :, 0].T
-        length = (r * s).sum(0).clamp(min=0.0).sqrt()
-        alpha = relative.margin(z + (low + high) / 2 * s, y)
-        off = (high - low) / 2 * at.left_out_spread[point].sqrt() * length + error[column, point]
-        order[column, point] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
-        apart[column, point] = (alpha - tau[column]).abs()
-    return apart
-
-
-def _at_pairs(bag: LinearBag, fits: Added, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels (b,), logits and residuals (K, b) of pairs of a column and a point."""
-    y, z = bag.y[point], fits.z[column, :, point].T.double()
-    return y, z, relative.residual(z, y)
-
-
-def _solve(
-    bag: LinearBag,
-    change: Change,
-    fits: Added,
-    tau: Tensor,
-    error: Tensor,
-    pairs: Tensor,
-    order: Tensor,
-    dtype: torch.dtype,
-) -> None:
-    """Decide the order (B, n) of pairs (b, 2) of a column and a point, by a solve of some precision for each, errors (B, n) beside it.
-
-    The Hessian without the point is that of the fit on Z times factors from 1/(1 + odds) of the least to the most.
-    """
-    at, (column, point) = bag.reference, pairs.T
-    own, x = replace(change[column], removed=point), bag.X[point][:, None]
-    y, z, r = _at_pairs(bag, fits, column, point)
-    most, least = (factor[column, point] for factor in (fits.moved.most, fits.moved.least))
-    low, high = 1 / most, (1 + at.odds[point]) / least
-    # The Hessian of a solve is that at logits off by the error.
-    other = relative.margin(z, y).sigmoid()
-    fixed = error[column, point] + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
-    reach = (high - low) / 2 * at.spread[point].sqrt()
-
-    def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
-        shifted, off = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2), reach[pairs] * norm
-        found = pvalues.order(relative.margin(shifted, y[pairs]), tau[column[pairs]], off + fixed[pairs])
-        order[column[pairs], point[pairs]] = found.to(order.dtype)
-        # Where the other errors decide, more products would not.
-        decided: Tensor = found != 0
-        return decided | (off < 1e-2 * fixed[pairs])
-
-    pi = fits.rough.index_select(0, column) if dtype == torch.float32 else fits.pi[column, 1:]
-    conjugate(bag, own, pi, fits.theta[:, :, column], x * r.T[:, :, None], stop)
-
-
-def _ahead(x: Tensor, w: Tensor, s: Tensor, share: Tensor) -> Tensor:
-    """Logits (K, B) of points x (B, 1, d) of solutions w (B, K, d) and shares (B,) of the steps s that lie ahead."""
-    return torch.addcmul(w, share[:, None, None], s).mul_(x).sum(2).T
+    x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
+    # On a CPU logits of a block stay in the cache.
+    width = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
+    out, done = x.new_zeros(2, m, C), 0
+    while done < m:
+        # The first of many blocks are small, so that the pace is known early.
+        part = slice(done, done + (max(1, width // 16) if m > width and done < width // 8 else width))
+        out[:, part] = counted(objects[part])
+        done = min(part.stop, m)
+        if progress is not None:
+            progress(done, m)
+    if lost:
+        rows = f"{', '.join(map(str, list(lost)[:10]))}{' and others' * (len(lost) > 10)}"
+        warnings.warn(
+            f"the p-values of {len(lost)} of {m} objects are one, their sets hold every label (objects {rows}, counted from 0): "
+            f"{next(iter(lost.values()))}",
+            stacklevel=6,
+        )
+    greater, equal = out.cpu().numpy()
+    return greater, equal
 
 
 def _counts(s: Scores, change: Change, weight: Tensor | FloatArray | None) -> Counted:

@@ -1,0 +1,207 @@
+"""Which training points are above a candidate and which below, by bounds: the candidate's bag is fitted, but its Hessian is not formed.
+
+First every point by what leaving it out can do to it at most, then the pairs of a candidate and a point that are left by the step of the
+fit on Z, then those that are still left by a solve for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fullconformal import pvalues
+from fullconformal.linear.added import Added, conjugate, fit_added
+from fullconformal.linear.bag import Change, LinearBag
+from fullconformal.linear.hessian import rounding
+from fullconformal.linear.newton import ROUGH
+from fullconformal.linear.reference import Reference
+from fullconformal.losses import relative
+
+# Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
+FLOOR = 1e-9
+# Errors of a logit, by their bound: with the latter most candidates are decided, with the former most of the rest.
+ACCURATE, COARSE = ROUGH, 1e-2
+BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
+
+
+@torch.no_grad()
+def bounded_order(
+    bag: LinearBag,
+    change: Change,
+    columns: Tensor,
+    q: float,
+    accuracy: float,
+    left: Callable[[Tensor], Tensor],
+    start: Added | None = None,
+) -> tuple[Tensor, Added]:
+    """Order (B, n) of the training points' scores against those of candidates of objects, 0 where it is open, and the fits.
+
+    The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
+
+    A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
+    by a factor that `moved` bounds, so their range moves by at most spread(A')(1 − π_y); and its loss does not decrease. Points which that
+    leaves open have A°r, and where that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which candidates (B,)
+    are still to be decided.
+    """
+    dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
+    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
+    grain = rounding(bag, change, fits.theta, dtype) + FLOOR + 2 * bag.n_classes * torch.finfo(dtype).eps
+    if q < 1:
+        error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
+        tau, error = relative.margin(fits.z_added, change.y)[:, None], 2 * error[:, None]
+        return torch.as_tensor(pvalues.order(relative.margin(fits.z, bag.y), tau, error)), fits
+    tau, tau_error = _own_scores(bag, change, fits, grain, accuracy)
+    margin, other = _margins(bag, fits)
+    slack, off = tau_error + grain, torch.outer(fits.reach, at.spread.sqrt())
+    # Probabilities near the least numbers of a precision are known to be small, no more.
+    tiny = torch.finfo(dtype).tiny ** 0.8
+    granted = torch.where(tau.abs() < -math.log(tiny), slack, torch.inf)
+    above = margin - off > (tau + granted)[:, None]
+    # The loss of a point that is left out does not decrease, and grows by no more than spread(A')(1 − π_y).
+    grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_spread
+    most = (other * grown).div_(fits.moved[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
+    order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
+    pairs = ((order == 0) & left(order)[:, None]).nonzero()
+    error = _errors(at, fits, other, slack, pairs)
+    closest = _left_out(bag, fits, tau, error, pairs, order)
+    # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
+    column, point = pairs.T
+    unknown = (order[column, point] == 0) & left(order)[column]
+    if accuracy > ACCURATE:
+        lost = torch.zeros_like(tau, dtype=torch.bool)
+        lost[column[unknown & (error > closest / 2)]] = True
+        unknown &= ~lost[column]
+    unknown &= torch.isfinite(error)
+    # About three products each; many more than those take as long as a candidate's Hessian.
+    n, p = len(bag.X), bag.base.inverse.shape[0]
+    few = max(64, n * p * p // (3 * (4 * n * p + 2 * p * p)))
+    unknown &= (torch.bincount(column[unknown], minlength=len(tau)) <= few)[column]
+    pairs, error = pairs[unknown], error[unknown]
+    for precision in dict.fromkeys((bag.reference.rough, dtype)):
+        size = max(1, BLOCK // 32 // (8 * n * bag.K))
+        for part, errors in zip(pairs.split(size), error.split(size), strict=True):
+            _solve(bag, change, fits, tau, errors, part, order, precision)
+        left_over = order[tuple(pairs.T)] == 0
+        pairs, error = pairs[left_over], error[left_over]
+    return order, fits
+
+
+def _margins(bag: LinearBag, fits: Added) -> tuple[Tensor, Tensor]:
+    """Margins (B, n) of the training points at the fits, and the probabilities 1 − π_y; none beyond what a precision holds."""
+    if bag.K == 1:
+        return relative.margin(fits.z, bag.y), torch.where(bag.y == 0, fits.pi[:, 1], fits.pi[:, 0])
+    own = fits.pi.gather(1, bag.y.expand(len(fits.pi), 1, -1))[:, 0]
+    other = torch.zeros_like(own)
+    for pi, mine in zip(fits.pi.unbind(1), bag.reference.own.to(own.dtype), strict=True):
+        other.addcmul_(pi, 1 - mine)
+    tiny = torch.finfo(own.dtype).tiny ** 0.8
+    return (other.clamp(min=tiny) / own.clamp_(min=tiny)).log_(), other
+
+
+def _errors(at: Reference, fits: Added, other: Tensor, slack: Tensor, pairs: Tensor) -> Tensor:
+    """How far the scores of pairs (b, 2) of a column and a point, and τ, can be off, besides what is not known of A'."""
+    column, point = pairs.T
+    off, other = at.spread.sqrt()[point] * fits.reach[column], other[column, point]
+    high = at.left_out_spread[point] / fits.moved[column].least(at.rest[point])
+    rounded = 4 * at.rounding * (1 + at.odds[point])
+    return (turned(off, other) + rounded * other) * high + off + slack[column]
+
+
+def turned(R: Tensor, other: Tensor) -> Tensor:
+    """How far probabilities can be off in all where logits are off by ranges ≤ R and those of the other classes sum to 1 − π_y."""
+    return torch.minimum((R / 4).clamp(max=1.0), torch.expm1(R.clamp(max=50.0)) * other)
+
+
+def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
+    """Scores (B,) of the candidates, whose leverage without them is that of the points alone, and their errors."""
+    r = relative.residual(fits.z_added, change.y)
+    whole, root = fits.moved.whole, fits.spread.sqrt()
+    low, high = 1 / fits.moved.top, 1 / whole
+    size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
+    shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
+
+    x = change.x.T[:, None]
+
+    def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
+        shift[:, columns] = _ahead(x[columns], w, s, (low + high)[columns] / 2)
+        norms[columns] = (high - low)[columns] / 2 * norm
+        return norms[columns] <= near * size[columns]
+
+    for pi in (fits.rough, fits.pi[:, 1:]):
+        conjugate(bag, change, pi, None, x * r.T[:, :, None], small)
+        if bool((norms <= near * size).all()):
+            break
+    other = relative.margin(fits.z_added, change.y).sigmoid()
+    off = root * fits.reach
+    error = root * norms + off + grain + fits.spread * high * (turned(off, other) + torch.expm1(fits.error) * other)
+    return relative.margin(fits.z_added + shift, change.y), error
+
+
+def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Tensor, order: Tensor) -> Tensor:
+    """Decide the order (B, n) of pairs (b, 2) of a column and a point by A°r, errors (b,) beside it; how far scores are from τ (b,)."""
+    at, apart = bag.reference, [error[:0]]
+    # Some 2²⁰ numbers of A° at a time.
+    size = max(1, 2**20 // bag.K**2)
+    for (column, point), errors in ((part.T, e) for part, e in zip(pairs.split(size), error.split(size), strict=True)):
+        far, rest = fits.moved[column], at.rest[point]
+        low, high = 1 / far.most(rest), 1 / far.least(rest)
+        y, z, r = _at_pairs(bag, fits, column, point)
+        s = torch.bmm(at.left_out[point], r.T[:, :, None])[:, :, 0].T
+        length = (r * s).sum(0).clamp(min=0.0).sqrt()
+        alpha = relative.margin(z + (low + high) / 2 * s, y)
+        off = (high - low) / 2 * at.left_out_spread[point].sqrt() * length + errors
+        order[column, point] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
+        apart.append((alpha - tau[column]).abs())
+    return torch.cat(apart)
+
+
+def _at_pairs(bag: LinearBag, fits: Added, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels (b,), logits and residuals (K, b) of pairs of a column and a point."""
+    y, z = bag.y[point], fits.z[column, :, point].T.double()
+    return y, z, relative.residual(z, y)
+
+
+def _solve(
+    bag: LinearBag,
+    change: Change,
+    fits: Added,
+    tau: Tensor,
+    error: Tensor,
+    pairs: Tensor,
+    order: Tensor,
+    dtype: torch.dtype,
+) -> None:
+    """Decide the order (B, n) of pairs (b, 2) of a column and a point, by a solve of some precision for each, errors (b,) beside it.
+
+    The Hessian without the point is that of the fit on Z times factors from 1/(1 + odds) of the least to the most.
+    """
+    at, (column, point) = bag.reference, pairs.T
+    own, x = replace(change[column], removed=point), bag.X[point][:, None]
+    y, z, r = _at_pairs(bag, fits, column, point)
+    far, rest = fits.moved[column], at.rest[point]
+    least = far.least(rest)
+    low, high = 1 / far.most(rest), (1 + at.odds[point]) / least
+    # The Hessian of a solve is that at logits off by the error.
+    other = relative.margin(z, y).sigmoid()
+    fixed = error + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
+    reach = (high - low) / 2 * at.spread[point].sqrt()
+
+    def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
+        shifted, off = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2), reach[pairs] * norm
+        found = pvalues.order(relative.margin(shifted, y[pairs]), tau[column[pairs]], off + fixed[pairs])
+        order[column[pairs], point[pairs]] = found.to(order.dtype)
+        # Where the other errors decide, more products would not.
+        decided: Tensor = found != 0
+        return decided | (off < 1e-2 * fixed[pairs])
+
+    pi = fits.rough.index_select(0, column) if dtype == torch.float32 else fits.pi[column, 1:]
+    conjugate(bag, own, pi, fits.theta[:, :, column], x * r.T[:, :, None], stop)
+
+
+def _ahead(x: Tensor, w: Tensor, s: Tensor, share: Tensor) -> Tensor:
+    """Logits (K, B) of points x (B, 1, d) of solutions w (B, K, d) and shares (B,) of the steps s that lie ahead."""
+    return torch.addcmul(w, share[:, None, None], s).mul_(x).sum(2).T
