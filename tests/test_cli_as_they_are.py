@@ -85,7 +85,10 @@ def test_columns_that_are_said_to_be_categories_are(tmp_path):
     table(**columns).to_csv(tmp_path / "it.csv", index=False)
     options = ("--categorical", "code", "--categorical", "day", "--categorical", "no")
     fitted = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model", *options)
-    assert "1 numeric and 3 categorical" in fitted.stdout and fitted.stderr == ""
+    assert (
+        "1 numeric and 3 categorical" in fitted.stdout
+        and "'no' has 120 categories; the 99 most frequent" in fitted.stderr
+    )
     encode = load(tmp_path / "model").transformer_[0].named_transformers_["categories"]
     assert encode.categories_[0].tolist() == ["007", "12", "7"]
     # The same is read again from a new table.
@@ -348,3 +351,53 @@ def test_a_page_on_intervals_with_names_and_a_column(tmp_path):
     assert found["identifiers"][0] == "flat 0" and found["groupings"][found["part"]]["name"] == "y"
     assert len(found["methods"]) == 2 and found["methods"][1] == "split CP"
     assert "--sets goes with classes" in refused(*words, "--sets", tmp_path / "it.csv")
+
+
+def written(path, **options):
+    """A table of numbers, codes and words beside labels, and what was written."""
+    frame = table(
+        size=[k + 0.5 for k in range(N)], code=cycle(["01067", "20095", "80331"]), word=cycle(["a", "b", "c"])
+    )
+    frame.to_csv(path, index=False, **options)
+    return frame
+
+
+def test_separator_and_decimal_mark_are_remembered_and_can_be_told_anew(tmp_path):
+    written(tmp_path / "old.csv", sep=";", decimal=",")
+    written(tmp_path / "new.csv")
+    model = tmp_path / "model"
+    ok("fit", tmp_path / "old.csv", "--target", "y", "-o", model, "--sep", ";", "--decimal", ",")
+    ok("predict", model, tmp_path / "old.csv", "-o", tmp_path / "a.csv")
+    assert "say so with --sep ," in refused("predict", model, tmp_path / "new.csv")
+    ok("predict", model, tmp_path / "new.csv", "--sep", ",", "-o", tmp_path / "b.csv")
+    ok("report", model, tmp_path / "new.csv", "--sep", ",", "--decimal", ".", "-o", tmp_path / "r.html")
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+@pytest.mark.parametrize("model", ["lr", "boosting", "network"])
+def test_unseen_words_are_named_whatever_the_model(model, tmp_path):
+    frame = written(tmp_path / "t.csv")
+    ok("fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m", "--model", model)
+    frame.assign(word=frame.word.str.upper()).to_csv(tmp_path / "new.csv", index=False)
+    notes = ok("predict", tmp_path / "m", tmp_path / "new.csv", "-o", tmp_path / "o.csv").stderr
+    assert f"'word' holds categories unseen in training in {N} rows ('A', 'B', 'C')" in notes
+
+
+def test_leading_zeros_are_codes_and_encodings_are_named(tmp_path):
+    frame = written(tmp_path / "t.csv")
+    assert (
+        "'code' holds codes, numbers with leading zeros"
+        in ok("fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m").stderr
+    )
+    for encoding, name in (("cp1252", "windows-1252"), ("utf-16", "utf-16")):
+        frame.assign(word="ä €").to_csv(tmp_path / "e.csv", index=False, encoding=encoding)
+        assert f"iconv -f {name} -t utf-8" in refused("fit", tmp_path / "e.csv", "--target", "y", "-o", tmp_path / "m")
+
+
+def test_the_smallest_classes_are_among_those_shown(tmp_path):
+    labels = [f"c{k}" for k in range(10) for _ in range(20 - 2 * k + 2)]
+    pd.DataFrame({"x": range(0, 2 * len(labels), 2), "y": labels}).to_csv(tmp_path / "t.csv", index=False)
+    told = ok(
+        "fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m", "--method", "split", "--model", "boosting"
+    ).stdout
+    assert "10 classes (c0: 22, c1: 20, c2: 18, c3: 16, c4: 14, 2 more, c7: 8, c8: 6, c9: 4)" in told

@@ -143,3 +143,24 @@ def test_a_network_and_bad_options(folder, tmp_path):
     pd.read_csv(table).assign(rent=1.5).to_csv(tmp_path / "flat.csv", index=False)
     result = run("fit", tmp_path / "flat.csv", "--target", "rent", "-o", out)
     assert result.exit_code == 2 and "only one value" in result.output
+
+
+def test_the_network_of_a_quantity_is_narrower_than_no_model(folder, tmp_path):
+    """Of rents in hundreds or millions alike: the target is scaled for it."""
+    widths = []
+    for unit in (1.0, 1e5):
+        frame, new = (
+            pd.read_csv(folder / name).assign(rent=lambda f, u=unit: f.rent * u) for name in ("flats.csv", "new.csv")
+        )
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        new.to_csv(tmp_path / "n.csv", index=False)
+        assert (
+            run("fit", tmp_path / "t.csv", "--target", "rent", "-o", tmp_path / "m", "--model", "network").exit_code
+            == 0
+        )
+        assert run("predict", tmp_path / "m", tmp_path / "n.csv", "-o", tmp_path / "o.csv").exit_code == 0
+        ends = pd.read_csv(tmp_path / "o.csv")
+        widths.append((ends["upper_0.9"] - ends["lower_0.9"]).mean() / unit)
+        low, high = frame.rent.quantile([0.05, 0.95])
+        assert widths[-1] * unit < high - low
+    np.testing.assert_allclose(widths[0], widths[1], rtol=0.05)

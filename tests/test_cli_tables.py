@@ -303,7 +303,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(people, tmp_
 
 def test_predictors_that_are_none_and_tables_that_do_not_fit(people, tmp_path):
     assert "no safetensors file" in refused("predict", people / "old.csv", people / "new.csv")
-    assert "No such file" in refused("inspect", tmp_path / "nothing")
+    assert "nothing: there is no such file" in refused("inspect", tmp_path / "nothing")
     damaged = bytearray((people / "model").read_bytes())
     damaged[-100] ^= 1
     (tmp_path / "damaged").write_bytes(damaged)

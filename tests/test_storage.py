@@ -498,7 +498,7 @@ def piped(step):
     (lambda: FullConformalClassifier(mlp(4, (3,), 3), method="exact", max_epochs=1), "by refits"),
     (lambda: FullConformalClassifier(random_state=np.random.RandomState(0)), r"set_params\(random_state=0\)"),
     (lambda: CVPlusClassifier(cv=KFold(3)), r"KFold.* cannot be saved; call set_params\(cv=None\)"),
-    (lambda: SplitConformalClassifier(AdaBoostClassifier(n_estimators=3)), "AdaBoostClassifier cannot be saved; these files hold numbers"),
+    (lambda: SplitConformalClassifier(AdaBoostClassifier(n_estimators=3)), "AdaBoostClassifier cannot be saved: these files hold numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_saved_is_named_and_leaves_no_file(make, message, tmp_path):
     X, y = points()

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fullconformal.cli.schema import Schema, TableError, encoder, unseen_categories
+from fullconformal.cli.schema import Schema, TableError, encoder
 from fullconformal.cli.tables import read_table
 
 
@@ -152,7 +152,7 @@ def test_encoding_standardises_marks_what_is_missing_and_gives_each_category_a_c
     np.testing.assert_array_equal(Z[:, 4:7].sum(1), 1)
     assert Z[1, 6] == 1 and Z[:, 6].sum() == 1
     new = found.objects(frame[:3].assign(colour=["green", "red", "mauve"]))
-    assert unseen_categories(encode, found, new) == {"colour": (2, ["green", "mauve"])}
+    assert found.unseen(new) == {"colour": (2, ["green", "mauve"])}
     np.testing.assert_array_equal(encode.transform(new)[[0, 2], 4:7], 0)
 
 

@@ -141,6 +141,41 @@ class Diagnostics:
         return "\n".join(lines + [f"! {text}." for text in self.warnings])
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What is known of a fit that has no curvature to speak of; prints as a table.
+
+    Attributes
+    ----------
+    n_points : int
+    n_parameters : float
+        Effective number: the sum of the leverages; NaN where there are none.
+    largest_leverage : float
+        One where a point decides a parameter by itself; NaN where there are none.
+    facts : dict of str
+        What else the method says, by name.
+    """
+
+    n_points: int
+    n_parameters: float
+    largest_leverage: float
+    facts: dict[str, str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """None: what is to be known is among the facts."""
+        return []
+
+    def __str__(self) -> str:
+        rows = {"training points": f"{self.n_points:,}"}
+        if not math.isnan(self.n_parameters):
+            rows["effective parameters"] = f"{self.n_parameters:.4g}"
+            rows["largest leverage"] = f"{self.largest_leverage:.4g}"
+        rows |= self.facts
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
 @torch.no_grad()
 def diagnose(
     prepared: Prepared, curvature: str, damping_chosen: bool, valid: bool = False, held: str = "",

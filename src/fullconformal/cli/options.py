@@ -7,6 +7,16 @@ from pathlib import Path
 import click
 
 PATH = click.Path(path_type=Path)
+
+
+def existing(_: click.Context, __: click.Parameter, path: Path) -> Path:
+    """A file that is there; nobody should wait for torch to learn that it is not."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such file.")
+    return path
+
+
+predictor_argument = click.argument("predictor", type=PATH, callback=existing)
 LEVEL = click.FloatRange(0, 1, min_open=True, max_open=True)
 # Models that need no code of the user's, by name.
 MODELS = {
@@ -29,6 +39,9 @@ sep_option = click.option(
 )  # fmt: skip
 decimal_option = click.option(
     "--decimal", default=".", metavar="MARK", help="The decimal mark of numbers in a text file, '.' or ','; predictors remember it.",
+)  # fmt: skip
+new_decimal_option = click.option(
+    "--decimal", default=None, metavar="MARK", help="The decimal mark of numbers in TABLE; by default that of the training table.",
 )  # fmt: skip
 absent_option = click.option(
     "--missing", multiple=True, metavar="TEXT",

@@ -12,8 +12,9 @@ from rich import box
 from rich.table import Table
 
 from fullconformal.cli.printing import Printer
+from fullconformal.cli.saved import is_regressor, read_new, warnings_of
 from fullconformal.cli.schema import Schema, as_words, listed
-from fullconformal.cli.tables import read_new, read_table, warnings_of, with_target
+from fullconformal.cli.tables import read_table, with_target
 from fullconformal.metrics.estimates import wilson
 from fullconformal.sets import as_labels, prediction_sets
 
@@ -136,12 +137,8 @@ def facts_of(clf: Any, notes: dict[str, Any]) -> dict[str, Any]:
         facts |= {"method": f"{clf.display_name}; guarantee {clf.guarantee_.word}", "points": clf.n_samples_fit_}
     elif hasattr(clf, "method_"):
         facts |= {"method": f"{clf.method_}, {clf.scheme}", "points": clf.n_samples_fit_}
-        try:
-            diagnostics = clf.diagnose()
-            facts |= {"diagnostics": str(diagnostics), "warnings": diagnostics.warnings}
-        except ValueError as error:
-            # Exact methods have nothing to diagnose.
-            facts |= {"diagnostics": str(error), "warnings": []}
+        diagnostics = clf.diagnose()
+        facts |= {"diagnostics": str(diagnostics), "warnings": diagnostics.warnings}
     facts["warnings"] = list(dict.fromkeys([*facts.get("warnings", []), *warnings_of(notes)]))
     # Notes are the file's own words.
     kinds = {"table": dict, "source": str}
@@ -165,7 +162,6 @@ def identifiers(frame: pd.DataFrame, keep: tuple[str, ...]) -> list[str] | None:
 
 def written_p(path: Path, clf: Any, schema: Schema, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
     """The p-values (m, C) that `predict` wrote for a table; three rows are computed again, to see that they are this predictor's."""
-    from fullconformal.cli.task import is_regressor
 
     if is_regressor(clf):
         raise ValueError(
@@ -194,7 +190,6 @@ def split_beside(
 ) -> dict[str, Any]:
     """Split CP with the same model, fitted to the table that the predictor was fitted on; nothing where that cannot be."""
     from fullconformal import SplitConformalClassifier, SplitConformalRegressor
-    from fullconformal.cli.task import is_regressor
 
     frame = with_target(read_new(table, clf, schema, sep=sep), schema.target, "the target", drop_missing, printer)
     X = schema.objects(frame)

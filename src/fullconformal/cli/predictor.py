@@ -11,7 +11,7 @@ from fullconformal.cli.options import LEVEL, PATH
 
 
 @click.command()
-@click.argument("predictor", type=PATH)
+@options.predictor_argument
 @click.argument("table", type=PATH)
 @click.option("-o", "--out", type=PATH, default=Path("-"), show_default=True,
               help="The file to write the sets to: .csv, .tsv or .parquet, or - for standard output.")  # fmt: skip
@@ -20,12 +20,13 @@ from fullconformal.cli.options import LEVEL, PATH
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
 @click.option("--never-empty", is_flag=True, help="Put the likeliest label into sets that would be empty.")
 @options.sep_option
+@options.new_decimal_option
 @options.factory_option
 @options.quiet_option
 @options.json_option
 def predict(
     predictor: Path, table: Path, out: Path, confidence: tuple[float, ...], keep: tuple[str, ...], class_conditional: bool,
-    never_empty: bool, sep: str | None, model: str | None, quiet: bool, as_json: bool,
+    never_empty: bool, sep: str | None, decimal: str | None, model: str | None, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Compute the prediction sets of the saved PREDICTOR for the rows of TABLE (CSV, TSV, Excel or Parquet).
 
@@ -33,28 +34,27 @@ def predict(
     label. Of a regressor: the prediction, and the lower and upper end of the interval at each level. If TABLE has the column to predict,
     the coverage is printed.
     """
-    from fullconformal.cli import outputs, tables
+    from fullconformal.cli import outputs, saved, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import check_name
-    from fullconformal.cli.task import is_regressor
 
     tables.check_output(out, predictor, table)
     tables.check_format(out, *tables.TABLES)
     printer, lists = Printer(quiet, as_json, out), tables.is_parquet(out)
-    clf, schema, notes = tables.load_with_schema(predictor, model)
+    clf, schema, notes = saved.load_with_schema(predictor, model)
     # In CSV files, columns that are copied are kept as they are written.
-    frame = tables.read_new(
-        table, clf, schema, [] if lists else [name for name in keep if name not in schema.numbers], sep
+    frame = saved.read_new(
+        table, clf, schema, [] if lists else [name for name in keep if name not in schema.numbers], sep, decimal
     )
     for name in keep:
         check_name(frame, name, "--keep")
-    tables.repeat_warnings(notes, printer)
-    X = tables.objects_of(frame, clf, schema, notes, printer)
+    saved.repeat_warnings(notes, printer)
+    X = saved.objects_of(frame, clf, schema, notes, printer)
     levels = sorted(set(confidence)) or [clf.confidence_level]
     if "verbose" in clf.get_params(deep=False):
         clf.set_params(verbose=printer.verbose)
     with printer.warnings_as_notes():
-        if is_regressor(clf):
+        if saved.is_regressor(clf):
             from fullconformal.cli import regression
 
             columns, facts = regression.predicted(clf, X, levels, frame, schema.target)
@@ -65,7 +65,7 @@ def predict(
     # As objects, numbers are written with all their digits.
     kept = frame[list(keep)] if lists else frame[list(keep)].astype(object)
     tables.write_table(kept.assign(**columns), out, printer)
-    told = {"guarantee": clf.guarantee_.word, "warnings": tables.warnings_of(notes)}
+    told = {"guarantee": clf.guarantee_.word, "warnings": saved.warnings_of(notes)}
     printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})
     outputs.show(printer, facts, schema.target)
     if not printer.to_stderr:
@@ -73,16 +73,16 @@ def predict(
 
 
 @click.command()
-@click.argument("predictor", type=PATH)
+@options.predictor_argument
 @options.factory_option
 @options.json_option
 def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Describe the saved PREDICTOR: its method, classes, columns and diagnostics."""
-    from fullconformal.cli import outputs, tables
+    from fullconformal.cli import outputs, saved, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import listed
 
-    clf, notes = tables.load_predictor(predictor, model)
+    clf, notes = saved.load_predictor(predictor, model)
     facts = outputs.facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
     printer = Printer(False, as_json)
@@ -96,7 +96,7 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
         "class-conditional": "yes" if facts["class_conditional"] else None,
         "training points": f"{facts['points']:,}" if "points" in facts else None,
         "classes": facts["classes"],
-        **{name.replace("_", " "): value for name, value in facts.get("table", {}).items()},
+        **{name.replace("_", " "): value for name, value in facts.get("table", {}).items() if name != "words"},
         "from": facts.get("source"),
     }
     for name, value in rows.items():
@@ -105,11 +105,11 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
             printer.say(f"  {name:<18}{listed(value, most=12, show=str) if isinstance(value, list) else value}")
     if "diagnostics" in facts:
         printer.say("\n" + facts["diagnostics"])
-    tables.repeat_warnings(notes, printer)
+    saved.repeat_warnings(notes, printer)
 
 
 @click.command()
-@click.argument("predictor", type=PATH)
+@options.predictor_argument
 @click.argument("table", type=PATH)
 @click.option("-o", "--out", type=PATH, default=Path("report.html"), show_default=True,
               help="The HTML file to write.")  # fmt: skip
@@ -123,39 +123,39 @@ def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
 @options.factory_option
 @options.missing_option
 @options.sep_option
+@options.new_decimal_option
 @options.quiet_option
 def report(
     predictor: Path, table: Path, out: Path, title: str | None, keep: tuple[str, ...], by: tuple[str, ...], sets: Path | None,
-    trained_on: Path | None, model: str | None, drop_missing: bool, sep: str | None, quiet: bool,
+    trained_on: Path | None, model: str | None, drop_missing: bool, sep: str | None, decimal: str | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Write an HTML page about the sets of the saved PREDICTOR for the labelled rows of TABLE (CSV, TSV, Excel or Parquet).
 
     Use rows that it was not fitted on.
     """
-    from fullconformal.cli import outputs, tables
+    from fullconformal.cli import outputs, saved, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import check_name
-    from fullconformal.cli.task import is_regressor
 
     tables.check_output(out, *(path for path in (predictor, table, sets, trained_on) if path is not None))
     tables.check_format(out, ".html", ".htm")
     printer = Printer(quiet)
-    clf, schema, notes = tables.load_with_schema(predictor, model)
-    frame = tables.read_new(table, clf, schema, [name for name in keep if name not in schema.numbers], sep)
+    clf, schema, notes = saved.load_with_schema(predictor, model)
+    frame = saved.read_new(table, clf, schema, [name for name in keep if name not in schema.numbers], sep, decimal)
     for option, names in (("--keep", keep), ("--by", by)):
         for name in names:
             check_name(frame, name, option)
     given = {} if sets is None else {"p": outputs.written_p(sets, clf, schema, frame)}
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
     given = {name: p[frame.index] for name, p in given.items()}
-    y = schema.quantities(frame) if is_regressor(clf) else outputs.known_labels(frame, clf, schema, table)
-    tables.repeat_warnings(notes, printer)
-    X = tables.objects_of(frame, clf, schema, notes, printer)
+    y = schema.quantities(frame) if saved.is_regressor(clf) else outputs.known_labels(frame, clf, schema, table)
+    saved.repeat_warnings(notes, printer)
+    X = saved.objects_of(frame, clf, schema, notes, printer)
     shown = {
         "title": title or f"{predictor.stem} on {table.name}",
         "identifiers": outputs.identifiers(frame, keep),
         "by": {name: frame[name].to_numpy() for name in by} or None,
-        "diagnostics": [f"! {text}" for text in tables.warnings_of(notes)],
+        "diagnostics": [f"! {text}" for text in saved.warnings_of(notes)],
     }
     with printer.warnings_as_notes():
         others = {} if trained_on is None else outputs.split_beside(clf, schema, trained_on, sep, drop_missing, printer)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fullconformal.cli import tables
+from fullconformal.cli import saved, tables
 from fullconformal.cli.outputs import coverage_of
 from fullconformal.cli.printing import Printer
 from fullconformal.cli.schema import Schema, encoder
@@ -20,14 +20,22 @@ from fullconformal.cli.tables import Asked
 FloatArray = npt.NDArray[np.float64]
 
 
-def make_regressor(model: str, schema: Schema, seed: int) -> Any:
-    """A Pipeline of an encoder and the regressor that the option --model names."""
+def make_regressor(model: str, schema: Schema, seed: int, n: int) -> Any:
+    """A Pipeline of an encoder and the regressor that the option --model names, for n rows."""
+    from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
     from sklearn.linear_model import Ridge
     from sklearn.neural_network import MLPRegressor
     from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    network = MLPRegressor(hidden_layer_sizes=(32,), alpha=1e-2, max_iter=500, random_state=seed)
+    # Steps of a size that suits numbers near one; of few rows none are spared to tell when to stop.
+    network = TransformedTargetRegressor(
+        MLPRegressor(
+            hidden_layer_sizes=(32,), alpha=1e-2, max_iter=500, early_stopping=n >= 200, random_state=seed
+        ),
+        transformer=StandardScaler(),
+    )  # fmt: skip
     # 300 trees leave about 110 to score each point.
     known = {"forest": RandomForestRegressor(300), "boosting": HistGradientBoostingRegressor(), "network": network}
     if model not in ("lr", *known):
@@ -64,7 +72,10 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
     from fullconformal import FullConformalRegressor, SplitConformalRegressor
     from fullconformal.estimators.saving import save
 
-    estimator: Any = make_regressor(model, schema, seed)
+    estimator: Any = make_regressor(model, schema, seed, len(y))
+    if method == "influence" and model == "network":
+        # By influence functions y is as it is: what a scaler learns of it would change with every candidate.
+        estimator.steps[-1] = (estimator.steps[-1][0], estimator[-1].regressor.set_params(early_stopping=False))
     if takes_split(model, method, estimator, X):
         reg: Any = SplitConformalRegressor(estimator, confidence_level=confidence, random_state=seed)
     else:
@@ -77,7 +88,7 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
     seconds = time.perf_counter() - start
     printer.say(f"method {reg.display_name}; {reg.guarantee_}")
     notes = {"table": asdict(schema), "source": table.name, "model": model, "warnings": warned}
-    save(reg.set_params(verbose=0), out, notes=notes | {"rows": tables.marks_as_text(X)})
+    save(reg.set_params(verbose=0), out, notes=notes | {"rows": saved.marks_as_text(X)})
     printer.json({
         "task": "regression", "rows": len(y), "method": reg.display_name, "guarantee": reg.guarantee_.word, "model": model,
         "confidence_level": confidence, "warnings": warned,
@@ -133,7 +144,7 @@ def compare(asked: Asked, model: str, confidence: tuple[float, ...], test_size: 
 
     X, X_test, y, y_test = train_test_split(objects, numbers, test_size=test_size, random_state=seed)
     printer.say(f"{table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict\n")
-    estimator = make_regressor(model, schema, seed)
+    estimator = make_regressor(model, schema, seed, len(y))
     with printer.warnings_as_notes():
         return compare_methods(
             None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,

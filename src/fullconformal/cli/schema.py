@@ -18,6 +18,8 @@ from pandas.api import types
 MAX_CATEGORIES = 100
 # More different numbers than this are a quantity, or number the rows; fewer may be codes.
 MAX_CODES = 10
+# Words of a category that are saved with a predictor at most, so that it can tell new ones.
+MAX_WORDS = 10_000
 # What people write around the digits of a number.
 MARKS = r"[$€£¥%,\s]"
 DATES = "dates; write them as 2024-03-01, or as numbers"
@@ -48,8 +50,11 @@ class Schema:
     dates: list[str] = field(default_factory=list)
     # What stands for a missing value, besides empty cells and the like.
     missing: list[str] = field(default_factory=list)
-    # The mark in numbers of text files.
+    # The mark in numbers of text files, and what separates their columns; None for what the name of a file says.
     decimal: str = "."
+    sep: str | None = None
+    # By category, the words of the training table, "" where it is missing, unless they are too many.
+    words: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
@@ -65,6 +70,7 @@ class Schema:
         categorical: Sequence[str] = (),
         missing: Sequence[str] = (),
         decimal: str = ".",
+        sep: str | None = None,
     ) -> Schema:
         """The schema of a training table, or a `TableError` that names the columns that cannot be used."""
         for option, names in (("--target", [target]), ("--drop", drop), ("--categorical", categorical)):
@@ -97,20 +103,22 @@ class Schema:
             raise TableError(f"{found}. Leave out columns that are neither numbers nor categories: {options}")
         if not numbers and not categories:
             raise TableError(f"there is no column to predict from besides the target {target!r}.")
-        return cls(target, numbers, categories, left_out, dates, list(missing), decimal)
+        known = {name: sorted(as_words(frame[name]).fillna("").unique().tolist()) for name in categories}
+        known = {name: each for name, each in known.items() if len(each) <= MAX_WORDS}
+        return cls(target, numbers, categories, left_out, dates, list(missing), decimal, sep, known)
 
     @classmethod
     def of_json(cls, values: Any) -> Schema:
         """A schema from its JSON."""
         if isinstance(values, dict) and set(values) == set(cls.__dataclass_fields__):
-            lists = [value for name, value in values.items() if name not in ("target", "decimal")]
-            names = [
-                values["target"],
-                values["decimal"],
-                *(name for value in lists if isinstance(value, list) for name in value),
-            ]
-            if all(isinstance(value, list) for value in lists) and all(isinstance(name, str) for name in names):
-                return cls(**values)
+            texts = [values["target"], values["decimal"], "" if values["sep"] is None else values["sep"]]
+            words = values["words"] if isinstance(values["words"], dict) else {"": None}
+            known = ("target", "decimal", "sep", "words")
+            lists = [*(value for name, value in values.items() if name not in known), *words.values(), list(words)]
+            if all(isinstance(value, list) for value in lists):
+                texts += [text for value in lists for text in value]
+                if all(isinstance(text, str) for text in texts):
+                    return cls(**values)
         raise TableError("the description of the table's columns is missing or invalid.")
 
     def objects(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -118,12 +126,20 @@ class Schema:
         absent = [name for name in self.columns if name not in frame.columns]
         if absent:
             raise TableError(
-                f"the table lacks the column{'s' * (len(absent) > 1)} {listed(absent)}, which the predictor was fitted on."
+                f"the table lacks the column{'s' * (len(absent) > 1)} {listed(absent)}, which the predictor was fitted on; "
+                "add what is lacking, with empty cells where it is not known, or fit without it (--drop)."
             )
         days = {name: as_days(frame[name], name) for name in self.dates}
         out: dict[str, Any] = {name: as_numbers(days.get(name, frame[name]), name) for name in self.numbers}
         out |= {name: as_words(frame[name]) for name in self.categories}
         return pd.DataFrame(out, columns=self.columns)
+
+    def unseen(self, objects: pd.DataFrame) -> dict[str, tuple[int, list[str]]]:
+        """By column, the number of rows whose category the training table lacks, and a few of these categories."""
+        new = {name: objects[name].fillna("") for name in self.words}
+        new = {name: column[~column.isin(self.words[name])] for name, column in new.items()}
+        few = {name: [word or "missing" for word in column.unique()[:3]] for name, column in new.items()}
+        return {name: (len(column), few[name]) for name, column in new.items() if len(column)}
 
     def complete(self, frame: pd.DataFrame) -> pd.Series:
         """The target (n,), which must not be missing."""
@@ -172,18 +188,6 @@ def encoder(schema: Schema) -> Any:
     categories = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=MAX_CATEGORIES, sparse_output=False)
     parts = [("numbers", numbers, schema.numbers), ("categories", categories, schema.categories)]
     return ColumnTransformer([part for part in parts if part[2]])
-
-
-def unseen_categories(fitted: Any, schema: Schema, objects: pd.DataFrame) -> dict[str, tuple[int, list[str]]]:
-    """By column, the number of rows whose category is unknown to the fitted encoder, and a few of these categories."""
-    out: dict[str, tuple[int, list[str]]] = {}
-    if not schema.categories:
-        return out
-    for name, known in zip(schema.categories, fitted.named_transformers_["categories"].categories_, strict=True):
-        new = objects[name][~objects[name].isin(known.tolist())]
-        if len(new):
-            out[name] = len(new), [str(value) for value in new.unique()[:3]]
-    return out
 
 
 def check_name(frame: pd.DataFrame, name: str, option: str) -> None:
@@ -294,7 +298,8 @@ def as_numbers(column: pd.Series, name: str) -> pd.Series:
     odd = numbers.isna() & column.notna()
     if odd.any():
         raise TableError(
-            f"the column {name!r} must hold numbers, but holds {str(column[odd].iloc[0])[:40]!r} in {int(odd.sum()):,} rows."
+            f"the column {name!r} must hold numbers, but holds {str(column[odd].iloc[0])[:40]!r} in {int(odd.sum()):,} rows; write "
+            "plain numbers there, such as 1234.5 (--decimal , reads 1234,5; --missing TEXT reads a text as missing)."
         )
     if np.isinf(numbers).any():
         raise TableError(f"the column {name!r} holds infinite numbers; correct or clear these cells.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import re
 import shlex
 import sys
@@ -12,20 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fullconformal.cli.printing import Printer, visible
 from fullconformal.cli.schema import (
+    MAX_CATEGORIES,
+    MAX_CODES,
     Schema,
     TableError,
     check_name,
+    is_number,
+    is_quantity,
     listed,
     remedy,
     stray_words,
     stripped,
-    unseen_categories,
 )
 from fullconformal.runtime.files import check_writable, finished_or_nothing
 
@@ -91,6 +90,11 @@ def is_tabbed(path: Path) -> bool:
     return any(suffix.lower() in (".tsv", ".tab") for suffix in path.suffixes[-2:])
 
 
+def mark_of(path: Path, sep: str | None) -> str:
+    """What separates the columns of a text file: what was asked for, or what its name says."""
+    return "\t" if sep == "\\t" or (sep is None and is_tabbed(path)) else sep or ","
+
+
 def read_table(
     path: Path | str, text: Sequence[str] = (), sep: str | None = None, missing: Sequence[str] = (), decimal: str = "."
 ) -> pd.DataFrame:
@@ -103,7 +107,7 @@ def read_table(
         raise TableError(f"{path} is a folder; give a CSV, TSV, Excel or Parquet file.")
     if sep is not None and (is_parquet(path) or is_sheet(path)):
         raise TableError(f"--sep {sep!r} goes with text files, and {path.name} is none; leave it out.")
-    mark = "\t" if sep == "\\t" or (sep is None and is_tabbed(path)) else sep or ","
+    mark = mark_of(path, sep)
     if len(mark) != 1:
         raise TableError(f"--sep {sep!r} is not one character; give one, such as ';'.")
     if decimal not in (".", ",") or (decimal == mark and not (is_parquet(path) or is_sheet(path))):
@@ -132,7 +136,8 @@ def read_table(
         raise TableError(f"{path} is empty; the first line must name the columns.") from error
     except UnicodeDecodeError as error:
         raise TableError(
-            f"{path} cannot be read as a table: it is not in UTF-8. Save it as 'CSV UTF-8', or convert it (iconv -f latin1 -t utf-8)."
+            f"{path} cannot be read as a table: it is not in UTF-8. Save it as 'CSV UTF-8', or convert it (iconv -f {encoding(path)} -t "
+            "utf-8)."
         ) from error
     except Exception as error:
         # Of many types: not text, an open quote, not a Parquet file, not a gzip file.
@@ -148,6 +153,12 @@ def read_table(
             f"{path}: its rows have more fields than its first line has names; name every column, and do not end lines with a comma."
         )
     return frame
+
+
+def encoding(path: Path) -> str:
+    """The likeliest encoding of a text file that is not in UTF-8."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "windows-1252"
 
 
 def check_first_line(path: Path, sep: str) -> list[str]:
@@ -234,7 +245,7 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
     target = asked.target
     frame = read_table(asked.table, asked.categorical, asked.sep, asked.missing, asked.decimal)
     frame = with_target(frame, target, "--target", asked.drop_missing, printer)
-    schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing, asked.decimal)
+    schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing, asked.decimal, asked.sep)
     y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
         kind = "value" if quantity else "class"
@@ -247,96 +258,61 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
             f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
             f"--drop {shlex.quote(name)} leaves them out."
         )
+    for name in schema.categories:
+        if (many := frame[name].nunique()) > MAX_CATEGORIES:
+            printer.note(
+                f"{name!r} has {many:,} categories; the {MAX_CATEGORIES - 1} most frequent are told apart, the others are one."
+            )
+    for name in coded(asked, schema.numbers):
+        printer.note(
+            f"{name!r} holds codes, numbers with leading zeros, read as a quantity; --categorical {shlex.quote(name)} takes them for "
+            "groups."
+        )
     if unused := [name for name in schema.left_out if name not in asked.drop]:
         printer.note(f"left out because they are empty or number the rows: {listed(unused)}.")
     return schema, schema.objects(frame), y
 
 
-def load_predictor(path: Path, factory: str | None) -> tuple[Any, dict[str, Any]]:
-    """A saved predictor and its notes, empty if it was not made by `fullconformal fit`."""
-    from fullconformal.estimators.saving import load_with_notes
-
-    # Only for a factory: the folder a file lies in may hold modules of any name.
-    if factory is not None:
-        find_local_modules()
-    clf, notes = load_with_notes(path, factory=factory)
-    return clf, notes if isinstance(notes, dict) else {}
-
-
-def load_with_schema(path: Path, factory: str | None) -> tuple[Any, Schema, dict[str, Any]]:
-    """A saved predictor, the columns it was fitted on, and its notes; or an error if it was not fitted on a table."""
-    from fullconformal.storage import StorageError
-
-    clf, notes = load_predictor(path, factory)
-    try:
-        return clf, Schema.of_json(notes.get("table")), notes
-    except TableError as error:
-        raise StorageError(
-            f"{path} was not made by `fullconformal fit`, so the columns of its table are unknown; load it in Python: "
-            "fullconformal.load(path)."
-        ) from error
-
-
-def warnings_of(notes: dict[str, Any]) -> list[str]:
-    """What `fit` warned of, as far as the file says so in texts."""
-    saved = notes.get("warnings")
-    return [text for text in saved if isinstance(text, str)] if isinstance(saved, list) else []
-
-
-def repeat_warnings(notes: dict[str, Any], printer: Printer) -> None:
-    """Say again what `fit` warned of."""
-    for text in warnings_of(notes):
-        printer.note(text)
-
-
-def find_local_modules() -> None:
-    """Let a factory be imported from the working folder, as `python -m` does."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
-def read_new(path: Path, clf: Any, schema: Schema, text: Sequence[str] = (), sep: str | None = None) -> pd.DataFrame:
-    """A table for a predictor; categories, the target if classes are text, and the columns in `text` are read as text."""
-    # A regressor has none.
-    classes = getattr(clf, "classes_", None)
-    target = [] if classes is None or classes.dtype.kind in "biuf" else [schema.target]
-    return read_table(path, [*schema.categories, *target, *text], sep, schema.missing, schema.decimal)
-
-
-def marks(X: pd.DataFrame) -> npt.NDArray[np.uint32]:
-    """A number (n,) for each object that depends on what it holds alone."""
-    return np.asarray(pd.util.hash_pandas_object(X, index=False), dtype=np.uint64).astype("<u4")
-
-
-def marks_as_text(X: pd.DataFrame) -> str:
-    """The numbers of the training objects as they are saved: four bytes each."""
-    return base64.b64encode(np.unique(marks(X)).tobytes()).decode()
-
-
-def note_known_rows(X: pd.DataFrame, notes: dict[str, Any], printer: Printer) -> None:
-    """Say so where most objects are equal to those that the predictor was fitted on, as far as it remembers them."""
-    saved = notes.get("rows")
-    raw = base64.b64decode(saved) if isinstance(saved, str) else b""
-    seen = np.isin(marks(X), np.frombuffer(raw[: len(raw) // 4 * 4], dtype="<u4"))
-    if seen.mean() > 0.5:
-        printer.note(
-            f"{int(seen.sum()):,} of {len(X):,} rows are equal to rows that the predictor was fitted on; their sets and their coverage say "
-            "nothing about new rows."
+def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
+    """Whether the target of a table is to be predicted as a quantity; says why if that was not asked for."""
+    # A pipe can be read only once.
+    if task != "auto" or not asked.table.is_file():
+        return task == "regression"
+    target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing, asked.decimal)
+    if target not in frame.columns:
+        return False
+    if words := [] if is_number(frame[target]) else stray_words(frame[target]):
+        plain = pd.to_numeric(frame[target], errors="coerce").notna().any()
+        besides = "besides numbers, " if plain else "instead of numbers, "
+        raise TableError(
+            f"the target {target!r} holds, {besides}{remedy(words)} (--drop-missing leaves rows without it out); --task "
+            "classification takes it for classes."
         )
-
-
-def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, Any], printer: Printer) -> pd.DataFrame:
-    """The objects that a predictor takes, with notes on rows and categories: seen in training, and unseen."""
-    X = schema.objects(frame)
-    note_known_rows(X, notes, printer)
-    # Of folds, and of parts that calibrate, every model has an encoder of its own.
-    encoded = getattr(clf, "transformer_", None)
-    unseen = {} if encoded is None else unseen_categories(encoded[0], schema, X)
-    for name, (rows, few) in unseen.items():
-        printer.note(
-            f"{name!r} holds categories unseen in training in {rows:,} rows ({listed(few)}); they count as rare ones."
+    if not is_number(frame[target]):
+        return False
+    values = frame[target].dropna()
+    distinct = values.nunique()
+    if is_quantity(values):
+        printer.say(
+            f"{target!r} holds {distinct:,} different numbers, a quantity: a regression (--task classification: classes)"
         )
-    return X
+        return True
+    if distinct > MAX_CODES:
+        printer.note(
+            f"{target!r} holds {distinct} whole numbers, taken for classes; --task regression takes them for a quantity."
+        )
+    return False
+
+
+def coded(asked: Asked, names: list[str], most: int = 1000) -> list[str]:
+    """The columns of numbers that have leading zeros in the first rows of a text file."""
+    path = asked.table
+    # A pipe can be read only once.
+    if is_parquet(path) or is_sheet(path) or not path.is_file() or not names:
+        return []
+    first = pd.read_csv(path, sep=mark_of(path, asked.sep), nrows=most, dtype=str, keep_default_na=False)
+    first.columns = [str(name).strip() for name in first.columns]
+    return [name for name in names if first[name].str.fullmatch(r"\s*0\d+\s*").any()]
 
 
 def file_size(path: Path) -> str:

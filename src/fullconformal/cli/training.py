@@ -44,16 +44,14 @@ def fit(
     seed: int, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
-    from fullconformal.cli import tables
+    from fullconformal.cli import saved, tables
     from fullconformal.cli.printing import Printer
-    from fullconformal.cli.schema import listed
-    from fullconformal.cli.task import is_quantity_wanted
 
     tables.check_output(out, table)
     model = checked_model(model)
     printer = Printer(quiet, as_json)
     asked = tables.Asked(table, target, drop, categorical, sep, decimal, missing, drop_missing, seed)
-    if is_quantity_wanted(asked, task, printer):
+    if tables.is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
         regression.fit(asked, out, model, method, confidence, printer)
@@ -62,7 +60,7 @@ def fit(
     sizes = {str(label): count for label, count in Counter(y.tolist()).most_common()}
     printer.say(
         f"{table.name}: {len(y):,} rows, {len(schema.numbers)} numeric and {len(schema.categories)} categorical columns; {target!r} has "
-        f"{len(sizes)} classes ({listed([f'{label}: {count:,}' for label, count in sizes.items()], most=6, show=str)})"
+        f"{len(sizes)} classes ({shown_sizes(sizes)})"
     )
 
     # Imported now, so that errors in the table do not wait for torch.
@@ -94,7 +92,7 @@ def fit(
     factory = None if model in MODELS else model
     problems = [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]
     notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
-    notes |= {"rows": tables.marks_as_text(X), "warnings": [*warned, *problems]}
+    notes |= {"rows": saved.marks_as_text(X), "warnings": [*warned, *problems]}
     save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
     printer.json({
         "rows": len(y), "method": name, "guarantee": clf.guarantee_.word, "model": model,
@@ -139,7 +137,6 @@ def compare(
     """
     from fullconformal.cli import tables
     from fullconformal.cli.printing import Printer, visible
-    from fullconformal.cli.task import is_quantity_wanted
 
     model = checked_model(model)
     if out is not None:
@@ -150,7 +147,7 @@ def compare(
     if target is None and not digits:
         raise ValueError("name the column to predict: --target COLUMN")
     asked = tables.Asked(table, target or "", drop, categorical, sep, decimal, missing, drop_missing, seed)
-    if not digits and is_quantity_wanted(asked, task, printer):
+    if not digits and tables.is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
         comparison = regression.compare(asked, model, confidence, test_size, printer)
@@ -201,6 +198,12 @@ def compare_classifiers(
         )  # fmt: skip
 
 
+def shown_sizes(sizes: dict[str, int], most: int = 8) -> str:
+    """Classes with their numbers of rows, the largest first; of many the smallest three, which need most care, are among them."""
+    each = [f"{label}: {count:,}" for label, count in sizes.items()]
+    return ", ".join(each if len(each) <= most else [*each[: most - 3], f"{len(each) - most} more", *each[-3:]])
+
+
 def words_of(asked: Any) -> list[str]:
     """What was asked of a training table, as it is typed."""
     words = [str(asked.table), "--target", asked.target, *(["--sep", asked.sep] if asked.sep else [])]
@@ -217,9 +220,10 @@ def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:
     from fullconformal.cli.schema import TableError
 
     parts = train_test_split(X, y, test_size=test_size, random_state=seed)
-    if set(parts[2].tolist()) != set(y.tolist()):
+    if absent := sorted(set(y.tolist()) - set(parts[2].tolist())):
         raise TableError(
-            f"a class of {target!r} has too few rows to be in both parts; leave it out, or lower --test-size."
+            f"{', '.join(map(repr, absent[:5]))} of {target!r} has too few rows to be in both parts; leave its rows out, or lower "
+            "--test-size."
         )
     return parts
 
@@ -250,10 +254,10 @@ def make_classifier(model: str, n_features: int, n_classes: int, seed: int) -> A
 
         torch.manual_seed(seed)
         return mlp(n_features, (32,), n_classes)
-    from fullconformal.cli import tables
+    from fullconformal.cli import saved
     from fullconformal.storage.modules import Factory
 
-    tables.find_local_modules()
+    saved.find_local_modules()
     return Factory(model)()
 
 

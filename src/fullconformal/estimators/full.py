@@ -13,7 +13,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
-from fullconformal.diagnostics import Diagnostics
+from fullconformal.diagnostics import Diagnostics, Figures
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
@@ -338,10 +338,14 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
 
     # Trust ------------------------------------------------------------------------------------------------------------
 
-    def diagnose(self) -> Diagnostics:
+    def diagnose(self) -> Diagnostics | Figures:
         """What to know before trusting the approximation; prints as a table."""
         check_is_fitted(self)
-        return replace(self._fitted.diagnostics, caveat=self._caveat, guarantee=self.guarantee_.word)
+        found = self._fitted.diagnostics
+        if found is None:
+            facts = {"method": f"{self.method_}: {self.method_reason_}", "guarantee": str(self.guarantee_)}
+            return Figures(self.n_samples_fit_, np.nan, np.nan, facts)
+        return replace(found, caveat=self._caveat, guarantee=self.guarantee_.word)
 
     def audit(self, X: Any, n_pairs: int = 20, *, max_refits: int = 2000, random_state: Any = 0) -> Audit:
         """Compare with exact refits on pairs of an object of X and a label, and say what that implies for the error rate.
@@ -415,7 +419,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         return cell_sizes(self._fitted.labels, self._width, self._categories, points)
 
     def notes(self) -> list[str]:
-        return promises.notes(self._fitted, self._caveat, self.diagnose() if self._is_diagnosed else None)
+        found = self.diagnose() if self._is_diagnosed else None
+        return promises.notes(self._fitted, self._caveat, found if isinstance(found, Diagnostics) else None)
 
     @property
     def guarantee_(self) -> Guarantee:

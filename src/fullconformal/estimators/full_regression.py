@@ -15,6 +15,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
 from fullconformal.curvature import CURVATURES
+from fullconformal.diagnostics import Figures
 from fullconformal.estimators import promises, validation
 from fullconformal.estimators.base import whole_or_nothing
 from fullconformal.estimators.categories import Categories
@@ -28,7 +29,7 @@ from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
 from fullconformal.methods.base import ConformalWarning, Values
 from fullconformal.methods.fitting import L2_LINEAR
-from fullconformal.methods.regression import Figures, FittedRegression, RegressionMethod, RegressionQuery
+from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
 from fullconformal.models.objects import shape_of

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
+from sklearn.compose import ColumnTransformer
+from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
@@ -203,6 +205,19 @@ def check_columns(X: Any) -> None:
 def takes_missing(estimator: Any) -> bool:
     """Whether a classifier of scikit-learn's kind knows what to do with missing values."""
     return isinstance(estimator, BaseEstimator) and bool(get_tags(estimator).input_tags.allow_nan)
+
+
+def is_left_to(estimator: Any, X: Any) -> bool:
+    """Whether a model looks after the columns of X itself: it holds a Pipeline, or knows pandas' categories, of which X has some."""
+    # Bagging makes an array of X before its Pipelines see it.
+    if not isinstance(estimator, BaseEstimator) or hasattr(estimator, "bootstrap"):
+        return False
+    if any(isinstance(part, (Pipeline, ColumnTransformer)) for part in estimator.get_params().values()):
+        return True
+    knows = getattr(estimator, "categorical_features", None) == "from_dtype" or getattr(
+        estimator, "enable_categorical", False
+    )
+    return bool(knows) and any(getattr(kind, "name", "") == "category" for kind in getattr(X, "dtypes", ()))
 
 
 def native(X: Any) -> Any:

@@ -314,7 +314,10 @@ def check_regressor(estimator: Any, name: str = "estimator") -> None:
         raise TypeError(
             f"{name}={type(final).__name__} is a classifier; give a regressor, or take SplitConformalClassifier."
         )
-    if not hasattr(estimator, "fit") or not hasattr(estimator, "predict"):
+    # A stack whose last estimator is left to scikit-learn predicts once it is fitted.
+    predicts = hasattr(estimator, "predict") or getattr(final, "final_estimator", estimator) is None
+    if not hasattr(estimator, "fit") or not predicts:
+        given = type(final).__name__ if hasattr(estimator, "fit") else repr(estimator)
         raise TypeError(
-            f"{name}={estimator!r} has no fit and predict; give a regressor, for example sklearn.linear_model.Ridge()."
+            f"{name}={given} has no fit and predict; give a regressor, for example sklearn.linear_model.Ridge()."
         )

@@ -101,14 +101,19 @@ class Audit:
     def __str__(self) -> str:
         part = "" if self.n_points == self.n_training else f" ({self.n_points} of {self.n_training} points a pair)"
         part = part if self.n_refits else ": the method is full CP itself"
-        far = self.score_distance
+        # Of intervals values are drawn, and points of which only some are refitted without estimate p.
+        kind, far = "label" if len(self.weights) else "value", self.score_distance
         score = f"{far.mean():.2e} / {far.max():.2e}" if len(far) else "none: the method orders, it does not score"
+        drawn = 0 < self.n_points < self.n_training and self.n_refits
+        # The share of n_points that are above has this error, whatever the method.
+        spread = np.sqrt((self.p_exact * (1 - self.p_exact)).mean() / max(self.n_points, 1))
+        chance = f" (drawn points alone: about {spread:.0e})" if drawn else ""
         rows = [
-            ("pairs (object, label)", f"{self.n_pairs}"),
+            (f"pairs (object, {kind})", f"{self.n_pairs}"),
             ("refits", f"{self.n_refits}{part}"),
             ("score distance, mean / largest", score),
-            ("p-value distance, mean / largest", f"{self.p_distance.mean():.2e} / {self.p_distance.max():.2e}"),
-            (f"labels that change sides at {self.confidence_level:.0%}", f"{self.changed} of {self.n_pairs}"),
+            ("p-value distance, mean / largest", f"{self.p_distance.mean():.2e} / {self.p_distance.max():.2e}{chance}"),
+            (f"{kind}s that change sides at {self.confidence_level:.0%}", f"{self.changed} of {self.n_pairs}"),
         ]
         # Of intervals values were drawn, which stand for no share of anything.
         if len(self.weights):

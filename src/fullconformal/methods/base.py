@@ -272,13 +272,9 @@ class Fitted(FittedModel):
         return float(np.finfo(np.float64).eps)
 
     @property
-    def diagnostics(self) -> Diagnostics:
-        """Figures about the fit."""
-        if not self.guarantee.is_exact:
-            raise ValueError(f"method={self.method!r} has no figures to diagnose: {self.guarantee.reason}.")
-        raise ValueError(
-            "this method approximates nothing, so there is nothing to diagnose: its sets are exactly valid."
-        )
+    def diagnostics(self) -> Diagnostics | None:
+        """Figures about the fit and its curvature; None where the method has none."""
+        return None
 
 
 def counted(

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore, LogLoss
 from fullconformal.curvature.select import choose, hold_fixed, trainable
-from fullconformal.diagnostics import Diagnostics
 from fullconformal.influence.scores import candidate_gradients
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
 from fullconformal.methods.fitting import trained_here
@@ -180,12 +179,6 @@ class FittedFolds(Fitted):
     @property
     def device(self) -> torch.device:
         return self.trained.device
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        raise ValueError(
-            "method='folds' has no curvature to diagnose: clf.audit(X) compares its p-values with those of honest training."
-        )
 
     def state(self) -> dict[str, Any]:
         return {

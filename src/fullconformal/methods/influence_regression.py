@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fullconformal.curvature.base import Factor
 from fullconformal.curvature.select import hold_fixed, trainable
+from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import APPROXIMATE
 from fullconformal.linear.ridge import ALONE, Lines, lines_of
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import fit_foreign, fit_network, to_device
 from fullconformal.methods.influence import choice_of
 from fullconformal.methods.regression import (
-    Figures,
     FittedLines,
     RegressionMethod,
     RegressionQuery,

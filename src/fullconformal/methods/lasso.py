@@ -10,13 +10,13 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.linear_model import ElasticNet
 
+from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Steps, crossings
 from fullconformal.linear.lasso import Lasso, Segment, Stop
 from fullconformal.linear.ridge import ALONE
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import (
-    Figures,
     FittedRegression,
     RegressionMethod,
     RegressionQuery,

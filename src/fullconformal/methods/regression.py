@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fullconformal.diagnostics import Figures
 from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
 from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray, Values, starts_with
@@ -62,36 +63,6 @@ class RegressionQuery:
             lower, upper = np.where(apart, np.inf, lower), np.where(apart, np.inf, upper)
         own = None if self.own is None else self.own[at]
         return Steps(lower, upper, total, None if self.points is None else self.points[owner], own)
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What is known of a fit; prints as a table.
-
-    Attributes
-    ----------
-    n_points : int
-    n_parameters : float
-        Effective number: the sum of the leverages; NaN where there are none.
-    largest_leverage : float
-        One where a point decides a parameter by itself; NaN where there are none.
-    facts : dict of str
-        What else the method says, by name.
-    """
-
-    n_points: int
-    n_parameters: float
-    largest_leverage: float
-    facts: dict[str, str]
-
-    def __str__(self) -> str:
-        rows = {"training points": f"{self.n_points:,}"}
-        if not np.isnan(self.n_parameters):
-            rows["effective parameters"] = f"{self.n_parameters:.4g}"
-            rows["largest leverage"] = f"{self.largest_leverage:.4g}"
-        rows |= self.facts
-        width = max(map(len, rows))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
 class FittedRegression(FittedModel):

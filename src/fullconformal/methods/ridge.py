@@ -14,13 +14,13 @@ from sklearn.kernel_ridge import KernelRidge as KernelRidgeModel
 from sklearn.linear_model import LinearRegression, RidgeCV
 from sklearn.metrics.pairwise import pairwise_kernels
 
+from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import APPROXIMATE, EXACT
 from fullconformal.intervals import Steps
 from fullconformal.linear.ridge import KernelRidge, Lines, Ranking, Ridge
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import (
-    Figures,
     FittedLines,
     FittedRegression,
     RegressionMethod,

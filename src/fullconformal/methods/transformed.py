@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from sklearn.utils.validation import _num_samples
 
-from fullconformal.diagnostics import Diagnostics
+from fullconformal.diagnostics import Diagnostics, Figures
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.methods.base import (
     AllTied,
@@ -34,7 +34,7 @@ from fullconformal.methods.base import (
     Unsuitable,
     Values,
 )
-from fullconformal.methods.regression import Figures, FittedRegression, RegressionMethod, RegressionQuery
+from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.models.objects import equal, joined, take
 from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
@@ -186,7 +186,7 @@ class FittedInBag(Behind, Fitted):
         return self.base.precision(self._seen(X))
 
     @property
-    def diagnostics(self) -> Diagnostics:
+    def diagnostics(self) -> Diagnostics | None:
         return self.base.diagnostics
 
     def _fit(self, points: Any) -> Fitted:

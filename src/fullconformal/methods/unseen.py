@@ -18,13 +18,14 @@ import numpy as np
 import torch
 
 from fullconformal.bands import Band
+from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.folds import check_trainings, train_folds
 from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
 from fullconformal.methods.parts import FoldModels, FoldRefits
-from fullconformal.methods.regression import Figures, FittedRegression, RegressionMethod, RegressionQuery, blocks
+from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks
 from fullconformal.storage import expect, require, savable
 
 EPS = float(np.finfo(np.float64).eps)

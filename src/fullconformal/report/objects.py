@@ -130,7 +130,9 @@ def cell(value: Any) -> Any:
     if isinstance(value, (float, np.floating)):
         if not isfinite(value):
             return None if value != value else str(float(value))
-        short = float(f"{value:.4g}")
+        number = float(value)
+        # Whole numbers as they are: they may be codes, or amounts that people know.
+        short = number if number.is_integer() and abs(number) < 1e9 else float(f"{number:.4g}")
         return int(short) if short.is_integer() and abs(short) < 2**53 else short
     text = str(value)
     return None if value is None or text in ("<NA>", "NaT", "nan") else text if len(text) <= 80 else text[:79] + "…"

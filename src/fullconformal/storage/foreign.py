@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array, csr_matrix
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import BaseEstimator
 from sklearn.gaussian_process import kernels
 from sklearn.gaussian_process.kernels import Kernel
 
@@ -42,6 +42,10 @@ KERNELS = (
     "ConstantKernel", "WhiteKernel", "RBF", "Matern", "RationalQuadratic", "ExpSineSquared", "DotProduct", "Sum", "Product",
     "Exponentiation",
 )  # fmt: skip
+# Functions of NumPy's that may be saved, by name: of numbers, and without effect on anything else.
+FUNCTIONS = (
+    "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "sqrt", "cbrt", "square", "arcsinh", "sinh", "reciprocal", "negative",
+)  # fmt: skip
 # What whoever loads a file decides, and no file: such a parameter has its default.
 OURS = {"memory", "n_jobs", "verbose"}
 
@@ -61,10 +65,11 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     """Class, parameters and fitted attributes of an estimator."""
     cls = type(estimator)
     if cls.__name__ not in HOMES or home(cls.__name__) is not cls:
-        other = f"use one of {', '.join(sorted(HOMES))}, or apply it to the data outside the predictor"
-        if is_classifier(estimator):
-            other = "these files hold numbers and no programs; a pickle keeps any classifier, for those who trust it"
-        raise StorageError(f"{cls.__module__}.{cls.__qualname__} cannot be saved; {other}.")
+        raise StorageError(
+            f"{cls.__module__}.{cls.__qualname__} cannot be saved: these files hold numbers and no programs, of the classes that "
+            "docs/howto/save.rst lists. Apply it to the data outside the predictor, or keep a pickle, which only those should load who "
+            "trust it."
+        )
     params = estimator.get_params(deep=False)
     fitted = {name: value for name, value in vars(estimator).items() if name not in params and name not in DROPPED}
     params |= defaults(cls, OURS)
@@ -177,8 +182,10 @@ def transforms(value: Any) -> bool:
 
 def check(name: str, params: dict[str, Any]) -> None:
     """Raise where an estimator would call a function, or cannot be made the same again."""
-    if any(params.get(key) is not None for key in ("func", "inverse_func")):
-        raise StorageError(f"{name} holds a function, which no file may carry; apply it outside the predictor.")
+    if any(params.get(key) is not None and not is_function(params[key]) for key in ("func", "inverse_func")):
+        raise StorageError(
+            f"{name} holds a function, which no file may carry but for np.{', np.'.join(FUNCTIONS)}; apply it outside the predictor."
+        )
     if params.get("n_targets") not in (None, 1):
         raise StorageError(f"{name} holds n_targets={params['n_targets']!r}, and predictors are of one number.")
     state = params.get("random_state")
@@ -186,6 +193,24 @@ def check(name: str, params: dict[str, Any]) -> None:
         raise StorageError(f"{name} holds random_state={state!r}, which cannot be saved; give a whole number.")
 
 
+def is_function(value: Any) -> bool:
+    """Whether a value is one of the functions of NumPy's that may be saved."""
+    return isinstance(value, np.ufunc) and value.__name__ in FUNCTIONS and getattr(np, value.__name__) is value
+
+
+def pack_function(function: np.ufunc, _: Packer) -> dict[str, Any]:
+    """The name of a function of NumPy's."""
+    if not is_function(function):
+        raise StorageError(f"np.{function.__name__} cannot be saved; np.{', np.'.join(FUNCTIONS)} can.")
+    return {"name": function.__name__}
+
+
+def unpack_function(values: dict[str, Any], _: Unpacker) -> Any:
+    """The function again."""
+    return getattr(np, among(values["name"], FUNCTIONS))
+
+
+KINDS["function"] = Kind(np.ufunc, pack_function, unpack_function)
 KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)
 
 

@@ -5,7 +5,8 @@ const n = data.drawn;
 // (objects, L) of the first method; infinite where a level needs more points, NaN where an interval is empty.
 const lower = floats(data.lower), upper = floats(data.upper);
 Object.assign(state, { order: "truth" });
-const number = (x) => (Number.isFinite(x) ? String(Number(x.toPrecision(4))) : "–");
+// Whole numbers as they are: they may be codes, or amounts that people know.
+const number = (x) => (!Number.isFinite(x) ? "–" : Number.isInteger(x) && Math.abs(x) < 1e9 ? String(x) : String(Number(x.toPrecision(4))));
 // By method and level, numbers by name; null is not finite.
 const curves = data.numbers.map((of) => of.map((row) => Object.fromEntries(names.map((name, k) => [name, row[k] === null ? NaN : row[k]]))));
 
