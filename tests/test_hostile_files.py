@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from forged import estimator, opened, signed
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
@@ -222,7 +222,8 @@ def learners():
                       KernelRidge(), GaussianProcessRegressor(2.0 * RBF([1.0, 2.0, 3.0]), alpha=0.1, normalize_y=True),
                       MLPRegressor(hidden_layer_sizes=(2,), max_iter=2), KNeighborsRegressor(2), DecisionTreeRegressor(),
                       ExtraTreeRegressor(), RandomForestRegressor(3), ExtraTreesRegressor(3), BaggingRegressor(n_estimators=2),
-                      HistGradientBoostingRegressor(max_iter=2)):  # fmt: skip
+                      HistGradientBoostingRegressor(max_iter=2), TransformedTargetRegressor(Ridge(), transformer=StandardScaler()),
+                      TransformedTargetRegressor(Ridge(), func=np.arcsinh, inverse_func=np.sinh)):  # fmt: skip
         yield regressor.fit(X, X.sum(1)), X
 
 
@@ -264,8 +265,8 @@ def test_a_tensor_that_is_named_often_takes_no_more_than_a_file_may(piped, tmp_p
 
 def test_wide_strings_take_no_more_than_a_file_may(piped, tmp_path):
     content, tensors = opened(piped)
-    words = {"is": "objects", "dtype": "<U1000000", "shape": [8], "items": ["a"] * 8}
-    at(content, "params")["items"].append(["cv", [words] * 100])
+    words = {"is": "objects", "dtype": "<U60000", "shape": [1000], "items": ["a" * 60000] + ["a"] * 999}
+    at(content, "params")["items"].append(["cv", words])
     signed(content, tensors, tmp_path / "it")
     with pytest.raises(StorageError, match="more memory than"):
         fullconformal.load(tmp_path / "it")

@@ -87,7 +87,7 @@ def test_boosting_takes_pandas_categories_and_others_are_told_to_encode_words():
     assert FullConformalRegressor(HistGradientBoostingRegressor(max_iter=5), **options).fit(X, y).predict_interval(
         X[:2]
     ).shape == (2, 2)
-    with pytest.raises(ValueError, match="not numbers: 'word'.*make_pipeline"):
+    with pytest.raises(ValueError, match=r"not numbers: 'word'.*make_pipeline"):
         FullConformalRegressor(Ridge()).fit(X, y)
     with pytest.raises(TypeError, match="estimator=StandardScaler has no fit and predict"):
         FullConformalRegressor(StandardScaler()).fit(X, y)

@@ -281,8 +281,7 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """The model's likeliest label (m,)."""
         proba = self.predict_proba(X)
-        labels: Array = self.classes_[proba.argmax(axis=1)]
-        return labels
+        return np.asarray(self.classes_[proba.argmax(axis=1)])
 
     def predict_set(
         self,
@@ -405,8 +404,11 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         classes = self.classes_
         require(isinstance(classes, np.ndarray) and classes.ndim == 1 and len(classes) > 1, "classes")
         require(bool((classes[:-1] < classes[1:]).all()), "classes")
-        require(isinstance(self.confidence_level, float) and 0 < self.confidence_level < 1, "confidence level")
-        require(isinstance(self.class_conditional, bool), "class_conditional")
+        require(
+            isinstance(self.confidence_level, (float, np.floating)) and 0 < self.confidence_level < 1,
+            "confidence level",
+        )
+        require(isinstance(self.class_conditional, (bool, np.bool_)), "class_conditional")
         return len(classes)
 
     def verify_known(self, n_classes: int) -> int:

@@ -217,7 +217,10 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         """Raise unless the regressor gives predictions and intervals of the objects it kept."""
         m = _num_samples(self._sample)
         require(m <= LIMITS.rows, "sample")
-        require(isinstance(self.confidence_level, float) and 0 < self.confidence_level < 1, "confidence level")
+        require(
+            isinstance(self.confidence_level, (float, np.floating)) and 0 < self.confidence_level < 1,
+            "confidence level",
+        )
         found, predicted = self.predict_interval(self._sample, **options), self.predict(self._sample)
         require(predicted.shape == (m,) and bool(np.isfinite(predicted).all()), "model")
         require(found.shape == (m, 2) and not bool((found[:, 0] > found[:, 1]).any()), "intervals")

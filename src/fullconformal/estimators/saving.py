@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from importlib import import_module
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.estimators.base import Conformal
 from fullconformal.runtime.files import check_writable
-from fullconformal.storage import StorageError, expect, one_line
+from fullconformal.storage import LIMITS, StorageError, expect, one_line
 from fullconformal.storage.container import parse, read, write
 from fullconformal.storage.modules import Factory
 from fullconformal.storage.values import Packer, Unpacker
@@ -34,6 +35,15 @@ def save(clf: Conformal, path: Path | str, *, factory: Any = None, notes: Any = 
         "made_with": {"scikit-learn": sklearn.__version__, "torch": torch.__version__, "numpy": np.__version__},
         "notes": notes,
     }
+    text = json.dumps(content["predictor"])
+    # What a file may ask of its reader is asked for now, so that nothing is saved that cannot be loaded; of large ones it takes too long.
+    if len(text) + sum(value.nbytes for value in packer.tensors.values()) <= LIMITS.tried:
+        try:
+            Unpacker(packer.tensors, "cpu", packer.factory, len(text)).unpack(content["predictor"])
+        except StorageError as error:
+            raise StorageError(
+                f"it could not be loaded again: {one_line(error)}; docs/files.rst has the bounds."
+            ) from error
     write(path, content, packer.tensors, packer.copies, packer.widest)
 
 

@@ -138,7 +138,7 @@ class Fit:
     def kept(self, name: str, make: Callable[[], int]) -> int:
         """A whole number ≥ 1 that is made here, if it is not in the folder."""
         for _, content in self.parts.read(name, lambda _: (1,)):
-            if content[0] >= 1 and content[0] == int(content[0]):
+            if 1 <= content[0] < np.inf and content[0] == int(content[0]):
                 return int(content[0])
         made = make()
         self.parts.write(name, np.array([made], dtype=np.float64))

@@ -180,7 +180,8 @@ class Head:
         """A network, split at its last layer again."""
         network, name = expect(state["network"], nn.Module), expect(state["name"], str)
         layer, shape = expect(network.get_submodule(name), nn.Linear), expect(state["input_shape"], tuple)
-        sizes = all(type(size) is int and size > 0 for size in shape) and math.prod(shape) <= LIMITS.numbers
+        sizes = len(shape) <= LIMITS.axes and all(type(size) is int and size > 0 for size in shape)
+        sizes = sizes and math.prod(shape) <= LIMITS.numbers
         require(sizes, "shape of objects")
         check_activations(network, shape, 1, 0)
         return cls(Backbone(network, name), name, layer, layer.weight.device, layer.weight.dtype, shape)

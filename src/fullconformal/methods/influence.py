@@ -30,7 +30,7 @@ from fullconformal.problem import Problem
 from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
-from fullconformal.storage import budget, expect, require, savable
+from fullconformal.storage import budget, expect, printable, require, savable
 
 # Multiplications up to which the literal loop takes half the time of the counter: it makes fewer calls.
 LITTLE = {"cpu": 2**25, "cuda": 2**38}
@@ -128,7 +128,7 @@ class FittedInfluence(FittedProblem):
         estimates = expect(state["estimates"], tuple)
         require(all(type(text) is str for text in estimates), "estimates")
         prepared = prepare(problem, factor, memory, known)
-        named = expect(state["curvature"], str), expect(state["damping_chosen"], bool), expect(state["held"], str)
+        named = printable(state["curvature"]), expect(state["damping_chosen"], bool), printable(state["held"])
         return cls(prepared, *named, estimates, expect(state["span"], Span, type(None)))
 
 

@@ -33,7 +33,7 @@ from fullconformal.methods.regression import (
 from fullconformal.models.adapters import adapt, check_objective
 from fullconformal.models.requirements import to_tensor
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import budget, expect, require, savable
+from fullconformal.storage import budget, expect, printable, require, savable
 
 
 @savable
@@ -136,7 +136,7 @@ class FittedTangent(FittedLines):
         bag, problem = saved_bag(state), expect(state["problem"], Problem)
         require(problem.n == len(bag.y) and problem.n_classes == 1, "points")
         numbers = expect(state["centre"], float), expect(state["scale"], float)
-        named = expect(state["curvature"], str), budget(state["memory"])
+        named = printable(state["curvature"]), budget(state["memory"])
         return cls(bag, problem, expect(state["factor"], Factor), *numbers, *named)
 
 

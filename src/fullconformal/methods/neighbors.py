@@ -376,6 +376,10 @@ class FittedNeighbors(Fitted):
         require(shapes and bool(np.isfinite(bag.X).all()), "points")
         for part in (bag, *(getattr(bag, name) for name in ("own", "others") if hasattr(bag, name))):
             require(1 <= getattr(part, "k", 1) <= len(bag.y), "number of neighbours")
+            lists = [part.rest, part.last, part.size] if isinstance(part, Lists) else []
+            lists += [bag.log_sums] if isinstance(bag, KernelDensity) else []
+            require(all(each.shape == bag.y.shape for each in lists), "neighbours")
+        require(not isinstance(bag, KernelDensity) or bag.size.shape == (bag.n_classes,), "class sizes")
         model = expect(state["model"], KNeighborsClassifier, KernelDensityClassifier)
         return cls(bag, model.fit(bag.X, bag.y))
 

@@ -123,8 +123,8 @@ class FittedNeighborsRegression(FittedRegression):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         bag, lists = saved_bag(state), expect(state["lists"], Nearest)
-        shapes = lists.distance.shape == lists.nearer.shape == lists.tied.shape == bag.y.shape
-        require(shapes, "neighbours")
+        parts = (lists.distance, lists.nearer, lists.n_nearer, lists.tied, lists.n_tied)
+        require(all(part.shape == bag.y.shape for part in parts) and lists.k >= 1, "neighbours")
         model = expect(state["model"], KNeighborsRegressor)
         return cls(bag, expect(state["order"], float), lists, model.fit(bag.X, bag.y))
 

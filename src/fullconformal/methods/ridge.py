@@ -231,8 +231,9 @@ class FittedRidgeCV(FittedRegression):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        bag = saved_bag(state)
-        return cls(bag, [checked(fit, bag) for fit in expect(state["fits"], list)])
+        bag, fits = saved_bag(state), expect(state["fits"], list)
+        require(0 < len(fits) <= 2**10, "number of penalties")
+        return cls(bag, [checked(fit, bag) for fit in fits])
 
 
 def squares(lines: Lines) -> tuple[float, float, float]:
@@ -244,20 +245,20 @@ def squares(lines: Lines) -> tuple[float, float, float]:
 
 def lowest(parabolas: list[tuple[float, float, float]]) -> tuple[list[tuple[float, float]], list[int]]:
     """Ranges of y, ascending, and which of the parabolas is the lowest in each; the first where several are."""
-    found: list[float] = []
-    for i, first in enumerate(parabolas):
-        for second in parabolas[:i]:
-            a, b, c = (u - v for u, v in zip(first, second, strict=True))
-            roots = np.roots([c, b, a])
-            found += [float(root.real) for root in roots if np.isreal(root)]
-    ends = [-np.inf, *sorted(set(found)), np.inf]
+    i, j = np.tril_indices(len(parabolas), -1)
+    a, b, c = (np.array(parabolas)[i] - np.array(parabolas)[j]).T
+    with np.errstate(all="ignore"):
+        # Where two are equal; of both roots the one without cancellation first.
+        far = -0.5 * (b + np.copysign(np.sqrt(b * b - 4 * a * c), b))
+        roots = np.concatenate([far / c, a / far])
+    ends = [-np.inf, *np.unique(roots[np.isfinite(roots)]).tolist(), np.inf]
     ranges: list[tuple[float, float]] = []
     best: list[int] = []
     for start, end in pairwise(ends):
         middle = 0.0 if len(ends) == 2 else end - 1 - abs(end) if start == -np.inf else start + 1 + abs(start)
         if np.isfinite(start) and np.isfinite(end):
             middle = (start + end) / 2
-        lowest_here = int(np.argmin([a + b * middle + c * middle**2 for a, b, c in parabolas]))
+        lowest_here = int(np.argmin(np.array(parabolas) @ [1.0, middle, middle**2]))
         if best and best[-1] == lowest_here:
             ranges[-1] = (ranges[-1][0], end)
         else:

@@ -9,6 +9,7 @@ method may be told of the scales instead (`Query.scales`).
 from __future__ import annotations
 
 import math
+import typing
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -112,11 +113,8 @@ class Behind:
         self.base, self.behind, self.config, self.transformers, self.bag = base, method, config, transformers, bag
         self.inputs = transform(transformers.fitted, bag.X)
         # As much is promised as without transformers.
-        self.method, self.guarantee, self.takes_scheme = (
-            base.method,
-            base.guarantee,
-            getattr(base, "takes_scheme", True),
-        )
+        self.method, self.guarantee = base.method, base.guarantee
+        self.takes_scheme = getattr(base, "takes_scheme", True)
         self.weighs_candidates = getattr(base, "weighs_candidates", False)
 
     @classmethod
@@ -163,9 +161,14 @@ class Behind:
         """The same from what was saved, with the bag and of a method and a fit of these kinds."""
         base, method = expect(state["base"], kinds[0]), expect(state["behind"], kinds[1])
         require(_num_samples(bag.X) == base.n == len(bag.y), "training points")
-        config = loaded_config(state["config"], base.device)
-        check_inputs(state["transformers"], bag.X)
-        known = Transformers(state["transformers"], bool(state["known"]))
+        # It will be fitted for objects: what was fitted is what it fits, and nothing that is trained.
+        made = typing.get_type_hints(type(method).fit).get("return", object)
+        require(isinstance(base, made) and base.guarantee.is_exact and not method.takes_pipeline, "method")
+        config, known = (
+            loaded_config(state["config"], base.device),
+            Transformers(state["transformers"], bool(state["known"])),
+        )
+        check_inputs(known.fitted, bag.X)
         return cls(base, method, config, known, bag)  # type: ignore[call-arg]
 
 
@@ -191,13 +194,12 @@ class FittedInBag(Behind, Fitted):
 
     def _fit(self, points: Any) -> Fitted:
         try:
-            fitted: Fitted = super()._fit(points)
+            return super()._fit(points)  # type: ignore[no-any-return]
         except Unsuitable as error:
             # Columns that only the object uses, say.
             told = f"with one of the objects in the transformers' bag no fit can be had, so all its labels get p = 1: {error}"
             warnings.warn(told, ConformalWarning, stacklevel=2)
             return AllTied(self.labels, self.n_classes)
-        return fitted
 
     # What is asked, of which fit --------------------------------------------------------------------------------------------
 
@@ -251,8 +253,7 @@ class FittedInBag(Behind, Fitted):
         for asked, one in self._queries(X, query):
             found = asked.fitted.decide(asked.objects, one, levels)
             asked.put((found, found), out)
-        decided: FloatArray = out[0]
-        return decided
+        return np.asarray(out[0])
 
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
         out = np.empty((2, _num_samples(X), self.n_classes))

@@ -3,8 +3,19 @@
 from fullconformal.runtime.files import one_line
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
-from fullconformal.storage.values import budget, conforms, defaults, expect, hints_of, parameters, require, savable
+from fullconformal.storage.values import (
+    budget,
+    conforms,
+    defaults,
+    expect,
+    hints_of,
+    parameters,
+    printable,
+    require,
+    savable,
+)
 
 __all__ = [
-    "LIMITS", "StorageError", "budget", "conforms", "defaults", "expect", "hints_of", "one_line", "parameters", "require", "savable",
+    "LIMITS",
+    "StorageError", "budget", "conforms", "defaults", "expect", "hints_of", "one_line", "parameters", "printable", "require", "savable",
 ]  # fmt: skip

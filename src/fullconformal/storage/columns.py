@@ -11,15 +11,19 @@ from fullconformal.storage.container import StorageError
 
 # Those that make more columns than they are given, and where those that put columns side by side have their steps.
 UNIONS = {"FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
-MAKERS = {"PolynomialFeatures", "OneHotEncoder", "FeatureUnion", "ColumnTransformer"}
+MAKERS = {"PolynomialFeatures", "OneHotEncoder", "PCA", "TruncatedSVD", "FeatureUnion", "ColumnTransformer"}
 
 
 def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None:
     """Let PolynomialFeatures count its columns itself, if there are no more than so many."""
     degree = estimator.degree[-1] if isinstance(estimator.degree, tuple) else estimator.degree
     d = fitted["n_features_in_"]
-    # Powers of at most this degree; those of distinct columns are among them.
-    if type(degree) is not int or not 0 <= degree <= 2**10 or math.comb(d + min(degree, most), degree) > most:
+    known = type(degree) is int and 0 <= degree <= 2**10
+    if known and estimator.interaction_only:
+        known = sum(math.comb(d, k) for k in range(min(degree, d) + 1)) <= most if d <= 2**10 or degree <= 2 else False
+    elif known:
+        known = math.comb(d + min(degree, most), degree) <= most
+    if not known:
         raise StorageError(f"PolynomialFeatures of degree {degree!r} makes more columns than its file bears out")
     estimator.fit(np.zeros((1, d)))
 
@@ -39,7 +43,11 @@ def check_codes(encoder: Any) -> None:
     dropped = encoder._drop_idx_after_grouping
     if dropped is not None:
         whole &= len(dropped) == len(codes)
-        whole &= all(drop is None or 0 <= drop < size for drop, size in zip(dropped, codes, strict=False))
+        # A fraction would drop no code, and leave one code too many.
+        whole &= all(
+            drop is None or (isinstance(drop, (int, np.integer)) and not isinstance(drop, bool) and 0 <= drop < size)
+            for drop, size in zip(dropped, codes, strict=False)
+        )
         codes = [size - (drop is not None) for drop, size in zip(dropped, codes, strict=False)]
     if not whole or codes != encoder._n_features_outs:
         raise StorageError("an encoder has other columns than categories")
@@ -62,11 +70,13 @@ def width(estimator: Any) -> int:
         steps = getattr(estimator, UNIONS[name], [])
         if sum(passes_on(step) for step in steps) > 1:
             raise StorageError(f"{name} passes the same columns on more than once")
-        return sum(width(step[1]) or len(listed(step)) for step in steps)
+        return sum(max(width(step[1]), len(listed(step))) for step in steps)
     if name == "FrozenEstimator":
         return width(estimator.estimator)
     if name == "PolynomialFeatures":
         return int(getattr(estimator, "n_output_features_", 0))
+    if name in ("PCA", "TruncatedSVD"):
+        return len(getattr(estimator, "components_", ()))
     if name == "OneHotEncoder":
         return sum(getattr(estimator, "_n_features_outs", ()))
     if hasattr(estimator, "_encoder"):

@@ -109,6 +109,8 @@ def read_tensors(path: Path | str, file: BufferedReader) -> tuple[dict[str, str]
     tensors, end = {}, 0
     for name, place in sorted(places.items(), key=lambda item: item[1]["data_offsets"]):
         shape, dtype, (start, stop) = place["shape"], TYPES[place["dtype"]], place["data_offsets"]
+        if len(shape) > LIMITS.axes:
+            raise ValueError(f"tensor {name[:40]!r} has too many axes")
         # A tensor without a number could otherwise claim any number of rows.
         if any(type(value) is not int or not 0 <= value <= total for value in (*shape, start, stop)):
             raise ValueError(f"tensor {name[:40]!r} has an impossible place")

@@ -186,6 +186,21 @@ def check(name: str, params: dict[str, Any]) -> None:
         raise StorageError(
             f"{name} holds a function, which no file may carry but for np.{', np.'.join(FUNCTIONS)}; apply it outside the predictor."
         )
+    for key, value in params.items():
+        # Such would be met by arrays of all points, make as many columns, or run as long.
+        if (
+            (isinstance(value, np.ndarray) and value.ndim > 1)
+            or (key in ("bandwidth", "n_oversamples", "n_iter") and np.ndim(value))
+            or (isinstance(value, np.dtype) and value.kind == "U")
+            or (key in ("n_oversamples", "n_iter") and not isinstance(value, str) and value > LIMITS.work)
+            or (key == "n_bins" and np.max(value) > LIMITS.bins)
+            or (
+                key == "transformer_weights"
+                and not all(type(weight) in (int, float) for weight in (value or {}).values())
+            )
+            or (key == "kernel_params" and "n_jobs" in (value or {}))
+        ):
+            raise StorageError(f"{name} holds {key}={str(value)[:40]}, which cannot be saved or loaded.")
     if params.get("n_targets") not in (None, 1):
         raise StorageError(f"{name} holds n_targets={params['n_targets']!r}, and predictors are of one number.")
     state = params.get("random_state")
@@ -224,7 +239,17 @@ def pack_kernel(kernel: Kernel, _: Packer) -> dict[str, Any]:
 
 def unpack_kernel(values: dict[str, Any], _: Unpacker) -> Kernel:
     """The kernel again."""
-    return getattr(kernels, among(values["class"], KERNELS))(**expect(values["params"], dict))
+    params = expect(values["params"], dict)
+    plain = (bool, int, float, str, np.generic, type(None), Kernel)
+    # Bounds are for training, the others are met by all points.
+    known = all(
+        isinstance(part, plain) or np.ndim(part) <= 1 + name.endswith("_bounds") for name, part in params.items()
+    )
+    made: Kernel = getattr(kernels, among(values["class"], KERNELS))(**params)
+    # Each may hold a matrix of all points while the others are computed.
+    if not known or sum(isinstance(part, Kernel) for part in made.get_params().values()) > 32:
+        raise StorageError("a kernel is not what it should be")
+    return made
 
 
 KINDS["kernel"] = Kind(Kernel, pack_kernel, unpack_kernel)
@@ -241,8 +266,18 @@ def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:
 
 def unpack_frame(values: dict[str, Any], _: Unpacker) -> pd.DataFrame:
     """The DataFrame again."""
-    columns = (pd.Series(column, dtype=column.dtype) for column in values["columns"])
-    return pd.DataFrame(dict(zip(values["names"], columns, strict=True)))
+    names, columns = (expect(values[part], list) for part in ("names", "columns"))
+    whole = all(
+        isinstance(column, np.ndarray) and column.shape == columns[0].shape and column.ndim == 1 for column in columns
+    )
+    # Python's hash of other names can be chosen.
+    if (
+        not whole
+        or not all(isinstance(name, (str, int, float, np.generic)) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise StorageError("a table's columns are not what they should be")
+    return pd.DataFrame(dict(zip(names, (pd.Series(column, dtype=column.dtype) for column in columns), strict=True)))
 
 
 def pack_sparse(X: Any, _: Packer) -> dict[str, Any]:

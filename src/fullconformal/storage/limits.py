@@ -14,7 +14,16 @@ class Limits:
     #: bytes of a header: the JSON, escaped, and the places of the tensors
     header: int = 2**27
     #: characters of a string of fixed width
-    word: int = 2**24
+    word: int = 2**16
+    #: axes of an array
+    axes: int = 32
+    #: bytes of a list without items
+    list: int = 64
+    #: bins of a column, and passes of a factorisation, that a transformer makes when it is fitted again
+    bins: int = 2**16
+    work: int = 2**10
+    #: bytes of a file that is tried before it is written
+    tried: int = 2**27
     #: bytes of memory that an object of a kind, and a layer of a network, takes at least
     value: int = 2**10
     layer: int = 2**12

@@ -98,6 +98,9 @@ def check_forest(estimator: Any) -> None:
     n_classes = getattr(estimator, "n_classes_", None)
     if n_classes is not None and n_classes != len(getattr(estimator, "classes_", ())):
         raise StorageError("a forest has other classes than labels")
+    # Compiled code makes room for as many outputs as it is told of.
+    if getattr(estimator, "n_outputs_", 1) != 1:
+        raise StorageError("a forest predicts more than one number or label")
     tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
     if tree is not None and (type(tree) is not Tree or tree.n_features != width):
         raise StorageError("a tree looks at columns that it is not given")
@@ -144,7 +147,9 @@ def boosted_again(model: Any, parts: dict[str, Any]) -> Any:
         loss = HalfBinomialLoss() if each == 1 else HalfMultinomialLoss(n_classes=each)
     if not 0 < n_features <= LIMITS.sparse_columns:
         raise StorageError("boosted trees are not what they should be")
-    whole = sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) % each == 0 and bool((sizes > 0).all())
+    whole = (
+        sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) > 0 == len(sizes) % each and bool((sizes > 0).all())
+    )
     if not whole or baseline.shape != (1, each) or baseline.dtype != np.float64:
         raise StorageError("boosted trees are not what they should be")
     fields = expect(parts["nodes"], dict)

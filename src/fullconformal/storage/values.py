@@ -6,6 +6,7 @@ A class joins the list by the decorator `savable`; nothing else in a file can na
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Set
@@ -87,6 +88,7 @@ class Packer:
         if type(value) is float:
             return value if np.isfinite(value) else {"is": "float", "value": str(value)}
         if type(value) is list:
+            self.copies += LIMITS.list + 8 * len(value)
             return [self.pack(item) for item in value]
         if type(value) in (tuple, dict, slice):
             return self._collection(value)
@@ -126,6 +128,8 @@ class Packer:
         name = value.name if is_dtype else np.dtype(value).name
         if name not in DTYPES and not (is_dtype and value.kind == "U"):
             raise StorageError(f"the dtype {name} cannot be saved.")
+        if is_dtype and value.kind == "U":
+            strings(value.str)
         return {"is": "dtype" if is_dtype else "type", "name": value.str if is_dtype and value.kind == "U" else name}
 
     def _array(self, value: Any) -> dict[str, Any]:
@@ -135,6 +139,8 @@ class Packer:
         if value.dtype.kind not in "UO":
             raise StorageError(f"an array of dtype {value.dtype} cannot be saved.")
         dtype = value.dtype.str if value.dtype.kind == "U" else "object"
+        if dtype != "object":
+            strings(dtype)
         self.copies += value.nbytes
         return {"is": "objects", "dtype": dtype, "shape": list(value.shape), "items": self.pack(value.ravel().tolist())}
 
@@ -174,6 +180,7 @@ class Unpacker:
         if node is None or isinstance(node, (bool, str, int, float)):
             return node
         if isinstance(node, list):
+            self.take(LIMITS.list + 8 * len(node))
             return [self.unpack(item) for item in node]
         tag = node["is"]
         if tag in KINDS:
@@ -220,11 +227,15 @@ class Unpacker:
     def _objects(self, node: dict[str, Any]) -> Any:
         items = self.unpack(expect(node["items"], list))
         shape = tuple(expect(node["shape"], list))
-        if any(type(size) is not int or size < 0 for size in shape) or len(items) != int(np.prod(shape, dtype=object)):
+        sizes = len(shape) <= LIMITS.axes and all(type(size) is int and size >= 0 for size in shape)
+        if not sizes or len(items) != math.prod(shape):
             raise StorageError("an array of objects has not the size it declares")
         if any(not (item is None or isinstance(item, (str, bool, int, float, np.generic))) for item in items):
             raise StorageError("an array of objects holds something else than labels")
         dtype = np.dtype(object) if node["dtype"] == "object" else strings(expect(node["dtype"], str))
+        if dtype.kind == "U":
+            # No wider than its longest word: what is compared with it becomes as wide.
+            dtype = np.dtype(f"<U{max((len(item) for item in items if isinstance(item, str)), default=1) or 1}")
         self.take(dtype.itemsize * len(items))
         out = np.empty(len(items), dtype=dtype)
         out[:] = items
@@ -251,6 +262,12 @@ def require(condition: bool, what: str) -> None:
     """Raise where a part of a loaded predictor is not what it should be."""
     if not condition:
         raise StorageError(f"its {what} cannot be right")
+
+
+def printable(text: Any) -> str:
+    """A text that will be shown to people: without what terminals take for commands."""
+    require(expect(text, str).isprintable(), "words")
+    return str(text)
 
 
 def budget(memory: Any) -> int:
@@ -327,4 +344,6 @@ def conforms(value: Any, hint: Any) -> bool:
         return hint is Any or callable(value)
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if hint is bool:
+        return isinstance(value, (bool, np.bool_))
+    return isinstance(value, hint) and not isinstance(value, bool)
