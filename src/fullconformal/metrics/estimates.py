@@ -26,8 +26,8 @@ class Estimate(NamedTuple):
 
     An error that would be shown as zero says nothing, and is left out.
 
-    >>> print(Estimate(2.0, 0.0))
-    2.000
+    >>> print(Estimate(2.0, 0.0), Estimate(58900.0, 1e-3), Estimate(float("inf"), float("nan")))
+    2.000 58900.000 inf
     """
 
     value: float
@@ -37,7 +37,8 @@ class Estimate(NamedTuple):
         return self.value
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ± {self.se:.3f}" if not self.se < 0.0005 else f"{self.value:.3f}"
+        shown = not self.se < max(0.0005, 1e-6 * abs(self.value)) and not np.isinf(self.value)
+        return f"{self.value:.3f} ± {self.se:.3f}" if shown else f"{self.value:.3f}"
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

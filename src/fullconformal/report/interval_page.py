@@ -148,7 +148,7 @@ def summary(ends: FloatArray, truth: FloatArray, level: float) -> dict[str, floa
     width, score = found["mean_width"], found["interval_score"]
     return {
         "coverage": found["interval_coverage"].value, "coverage_low": low, "coverage_high": high,
-        "width": width.value, "width_se": width.se, "median": found["median_width"].value,
+        "width": width.value, "width_se": width.se * (width.se > 1e-9 * width.value), "median": found["median_width"].value,
         "score": score.value, "score_se": score.se, "infinite": float(np.isinf(ends).any(axis=1).mean()),
     }  # fmt: skip
 
