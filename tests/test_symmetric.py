@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 
 import numpy as np
 import oracles_convex as oracle
@@ -14,8 +15,8 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
-from fullconformal.linear.added import conjugate
-from fullconformal.linear.bag import Change, NoMinimiser, at_points, logits
+from fullconformal.linear.added import conjugate, fit_added
+from fullconformal.linear.bag import Change, NoMinimiser, as_objects, at_points, logits, with_labels
 from fullconformal.linear.bounded import turned
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
@@ -337,6 +338,29 @@ def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed, far)
             factors = torch.linalg.eigvals(torch.linalg.solve(before, H)).real
             assert factors.min() >= found.least(bag.reference.rest[i]) * (1 - 1e-9)
             assert factors.max() <= found.most(bag.reference.rest[i]) * (1 + 1e-9)
+
+
+def test_bounds_of_a_rougher_fit_hold_at_the_finer_one():
+    """Factors of the Hessian without each point, from the fit on Z to that with a candidate, by a fit that started from a rougher one."""
+    rng, (n, d, C) = np.random.default_rng(1), (40, 3, 3)
+    bag = bag_of(rng.normal(size=(n, d)), np.arange(n) % C, C, np.full(d, 1.0))
+    change = with_labels(bag, as_objects(torch.tensor(rng.normal(size=(2, d)))))
+    every = torch.arange(2 * C)
+    rough = fit_added(bag, change, every, 1e-2)
+    fine = fit_added(bag, change, every, 1e-9, rough)
+    assert float(fine.error.max()) < 1e-6 < float((fine.theta - rough.theta).abs().max())
+    base = bag.base.theta[:, :, None]
+    for b in range(2 * C):
+        one, far = change[b : b + 1], fine.moved[torch.tensor([b])]
+        for i in range(0, n, 7):
+            removed = replace(one, removed=torch.tensor([i]))
+            nothing = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
+            before = hessian(bag, nothing, base, curvature_of(bag, base))[0]
+            theta = fine.theta[:, :, b : b + 1]
+            after = hessian(bag, removed, theta, curvature_of(bag, theta))[0]
+            factors = torch.linalg.eigvals(torch.linalg.solve(before, after)).real
+            assert factors.min() >= far.least(bag.reference.rest[i]) * (1 - 1e-9)
+            assert factors.max() <= far.most(bag.reference.rest[i]) * (1 + 1e-9)
 
 
 def curvature_of(bag, theta):

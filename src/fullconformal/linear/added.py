@@ -52,7 +52,7 @@ class Added:
     mu: Tensor
     reach: Tensor
     error: Tensor
-    moved: Moved
+    here: Moved
 
     def __getitem__(self, columns: Tensor) -> Added:
         """What later fits of some columns start from."""
@@ -63,6 +63,11 @@ class Added:
                 for f in fields(self)
             }
         )
+
+    @cached_property
+    def moved(self) -> Moved:
+        """How far the Hessian has moved from the fit on Z to the minimisers; ``here`` to Θ."""
+        return self.here.spoilt(self.error)
 
     @cached_property
     def rough(self) -> Tensor:
@@ -105,12 +110,13 @@ def fit_added(
     z_added = at_points(change.x, theta)
     leverage = (relative.unpacked(relative.second(z_added)) * E).sum((0, 1))
     grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
-    # Bounds at rougher fits hold here, too, up to the ranges that logits have moved since.
-    far = moved(bag.reference, pi, leverage, change.factors) if start is None else start.moved.spoilt(gone)
+    # Bounds at rougher fits hold here, too, up to the ranges that logits have moved since, which are small as a rule.
+    near = start is not None and bool((gone < 0.1).all())
+    far = start.here.spoilt(gone) if start and near else moved(bag.reference, pi, leverage, change.factors)
     far = far.spoilt(grain)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
     error = _error(kappa * mu / far.whole)
-    return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far.spoilt(error))
+    return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far)
 
 
 def _granted(bag: LinearBag, change: Change, theta: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
