@@ -92,7 +92,7 @@ def test_models_as_they_are(name, tmp_path):
         clf.save(tmp_path / "p.safetensors")
         assert np.array_equal(load(tmp_path / "p.safetensors").predict_p(X[TEST]), p)
     else:
-        with pytest.raises(StorageError, match=r"cannot be saved; .*(pickle|outside)"):
+        with pytest.raises(StorageError, match=r"cannot be saved: .*(pickle|outside)"):
             clf.save(tmp_path / "p.safetensors")
         assert not list(tmp_path.iterdir())
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.ensemble._forest import BaseForest
+from sklearn.tree import BaseDecisionTree
 from sklearn.tree._tree import TREE_LEAF, Tree
 
 from fullconformal.storage.container import StorageError
@@ -99,7 +100,7 @@ def check_forest(estimator: Any) -> None:
     if n_classes is not None and n_classes != len(getattr(estimator, "classes_", ())):
         raise StorageError("a forest has other classes than labels")
     # Compiled code makes room for as many outputs as it is told of.
-    if getattr(estimator, "n_outputs_", 1) != 1:
+    if isinstance(estimator, (BaseForest, BaseDecisionTree)) and getattr(estimator, "n_outputs_", 1) != 1:
         raise StorageError("a forest predicts more than one number or label")
     tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
     if tree is not None and (type(tree) is not Tree or tree.n_features != width):
