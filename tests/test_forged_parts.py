@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 from forged import assembled, estimator, header_and_data, opened, signed
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct
-from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import Lasso, LogisticRegression, Ridge, RidgeCV
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -191,6 +194,65 @@ def escapes(content, tensors):
     node["curvature"] = "\x1b[2Jggn"
 
 
+def distances(content, tensors):
+    tensors["one"] = torch.ones((1, 1), dtype=torch.float64)
+    for node in nodes(content, of_class("KNeighborsClassifier")):
+        for name, value in (
+            ("algorithm", "brute"),
+            ("metric", "mahalanobis"),
+            ("metric_params", {"is": "dict", "items": [["VI", array("one", 2)]]}),
+        ):
+            put(node, "params", name, value)
+
+
+def rotations(content, tensors):
+    tensors["r"], tensors["s"] = torch.zeros((3, 1), dtype=torch.float64), torch.ones(500, dtype=torch.float64)
+    for node in nodes(content, of_class("QuadraticDiscriminantAnalysis")):
+        if node["fitted"]["items"]:
+            put(node, "fitted", "rotations_", [array("r", 2)] * 2)
+            put(node, "fitted", "scalings_", [array("s")] * 2)
+
+
+def wide_between(content, tensors):
+    wide = LIMITS.columns(0) - 1
+    tensors["w"], tensors["back"] = torch.zeros((wide, 3)).to(torch.uint8), torch.zeros((2, wide)).to(torch.uint8)
+    tensors["mean"] = torch.zeros(wide, dtype=torch.uint8)
+    first, second = [node for node in nodes(content, of_class("PCA")) if node["fitted"]["items"]][:2]
+    put(first, "fitted", "components_", array("w", 2))
+    for name, value in (("components_", array("back", 2)), ("mean_", array("mean")), ("n_features_in_", wide)):
+        put(second, "fitted", name, value)
+
+
+def many_rows(content, tensors):
+    tensors["rows"] = torch.zeros((5000, 3), dtype=torch.uint8)
+    dict(content["predictor"]["fitted"]["items"])["_sample"].update(array("rows", 2))
+    for node in nodes(content, of_class("PCA")):
+        put(node, "params", "whiten", True)
+
+
+def filled_with_words(content, tensors):
+    for node in nodes(content, of_class("SimpleImputer")):
+        put(node, "fitted", "_fill_dtype", {"is": "dtype", "name": "<U60000"})
+
+
+def wide_slice(content, tensors):
+    for node in nodes(content, of_class("ColumnTransformer")):
+        put(node, "fitted", "n_features_in_", 2**22)
+        for pair in node["fitted"]["items"]:
+            if pair[0] == "transformers_":
+                pair[1][0]["items"][2] = {"is": "slice", "items": [0, 2**22, None]}
+
+
+def kernel_of_the_target(content, tensors):
+    kernel = {"is": "kernel", "class": "WhiteKernel", "params": {"is": "dict", "items": [["noise_level", 1.0]]}}
+    dict(content["predictor"]["fitted"]["items"])["_target"]["func"] = kernel
+
+
+def regressor(model):
+    X, _ = points()
+    return FullConformalRegressor(model).fit(X, X.sum(1))
+
+
 HEADS = FullConformalClassifier(method="influence")
 ATTACKS = {
     "a code between two": (
@@ -299,6 +361,29 @@ ATTACKS = {
         listed_columns,
     ),
     "axes": (lambda: classifier(LogisticRegression()), long_shape),
+    "a matrix of distances": (lambda: classifier(KNeighborsClassifier(3)), distances),
+    "endless steps": (lambda: behind(Lasso(0.1)), parameter("Lasso", "max_iter", LARGE)),
+    "steps to no end": (lambda: behind(Lasso(0.1)), parameter("Lasso", "tol", 0.0)),
+    "many penalties": (lambda: behind(RidgeCV([0.1, 1.0])), parameter("RidgeCV", "alphas", [1.0] * 2000)),
+    "rotations": (lambda: classifier(QuadraticDiscriminantAnalysis()), rotations),
+    "columns between steps": (lambda: regressor(make_pipeline(PCA(3), PCA(2), Ridge())), wide_between),
+    "many rows to try": (lambda: regressor(make_pipeline(PCA(2), Ridge())), many_rows),
+    "words to fill in": (
+        lambda: classifier(make_pipeline(SimpleImputer(strategy="most_frequent"), LogisticRegression())),
+        filled_with_words,
+    ),
+    "a wide slice": (
+        lambda: classifier(make_pipeline(ColumnTransformer([("a", "passthrough", slice(0, 2))]), LogisticRegression())),
+        wide_slice,
+    ),
+    "bins of many columns": (
+        lambda: regressor(make_pipeline(KBinsDiscretizer(2, encode="onehot-dense", strategy="uniform"), Ridge())),
+        parameter("KBinsDiscretizer", "n_bins", 60_000),
+    ),
+    "a kernel for a function": (
+        lambda: regressor(TransformedTargetRegressor(Ridge(), func=np.arcsinh, inverse_func=np.sinh)),
+        kernel_of_the_target,
+    ),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
 }
 
@@ -326,6 +411,18 @@ def test_tensors_of_many_axes_are_refused_at_once(tmp_path):
     (tmp_path / "it").write_bytes(assembled(header, data))
     with pytest.raises(StorageError, match="axes"):
         load(tmp_path / "it")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_networks_of_many_classes_and_weights_of_numpys_are_saved(tmp_path):
+    X, y = np.random.default_rng(0).normal(size=(90, 4)), np.array(["a", "b", "c"])[np.arange(90) % 3]
+    for model in (
+        MLPClassifier((3,), max_iter=3),
+        make_pipeline(FeatureUnion([("p", PCA(2))], transformer_weights={"p": np.float64(2)}), LogisticRegression()),
+    ):
+        clf = SplitConformalClassifier(model, random_state=0, confidence_level=0.7).fit(X, y)
+        clf.save(tmp_path / "it")
+        assert np.array_equal(load(tmp_path / "it").predict_p(X), clf.predict_p(X))
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):

@@ -15,7 +15,7 @@ from sklearn.pipeline import Pipeline
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.models.transformers import needs_labels, parts
-from fullconformal.storage import savable
+from fullconformal.storage import expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -81,6 +81,13 @@ class Target:
                 "func of the TransformedTargetRegressor must rise or fall all the way; it does both on the values of y."
             )
         return cls(wrapper.func, wrapper.inverse_func, bool(values[-1] >= values[0]))
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same again: functions of NumPy's, or none."""
+        pair = state["func"], state["inverse"]
+        require(pair == (None, None) or all(isinstance(part, np.ufunc) for part in pair), "target")
+        return cls(*pair, expect(state["rising"], bool))
 
     def forward(self, y: FloatArray) -> FloatArray:
         """Values as the model sees them."""

@@ -9,12 +9,11 @@ method may be told of the scales instead (`Query.scales`).
 from __future__ import annotations
 
 import math
-import typing
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +42,7 @@ from fullconformal.runtime.files import fingerprint
 from fullconformal.runtime.hashing import hashes
 from fullconformal.runtime.tasks import onwards
 from fullconformal.storage import LIMITS, budget, expect, require, savable
+from fullconformal.storage.columns import width
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def loaded_config(state: Any, device: torch.device) -> Config:
 
 def check_inputs(transformers: Any, X: Any) -> None:
     """Raise where loaded transformers make more numbers of all training objects X (n, ...) than these can bear out."""
-    made = _num_samples(X) * transform(transformers, take(X, [0])).size
-    require(made <= LIMITS.activations(math.prod(X.shape)), "transformers")
+    made = _num_samples(X) * max(width(transformers), transform(transformers, take(X, [0])).size)
+    require(made <= LIMITS.activations(getattr(X, "nnz", math.prod(X.shape))), "transformers")
 
 
 class Behind:
@@ -162,7 +162,7 @@ class Behind:
         base, method = expect(state["base"], kinds[0]), expect(state["behind"], kinds[1])
         require(_num_samples(bag.X) == base.n == len(bag.y), "training points")
         # It will be fitted for objects: what was fitted is what it fits, and nothing that is trained.
-        made = typing.get_type_hints(type(method).fit).get("return", object)
+        made = get_type_hints(type(method).fit).get("return", object)
         require(isinstance(base, made) and base.guarantee.is_exact and not method.takes_pipeline, "method")
         config, known = (
             loaded_config(state["config"], base.device),

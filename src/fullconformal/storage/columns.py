@@ -70,7 +70,11 @@ def width(estimator: Any) -> int:
         steps = getattr(estimator, UNIONS[name], [])
         if sum(passes_on(step) for step in steps) > 1:
             raise StorageError(f"{name} passes the same columns on more than once")
-        return sum(max(width(step[1]), len(listed(step))) for step in steps)
+        given = int(getattr(estimator, "n_features_in_", 0))
+        sliced = sum(
+            len(range(*step[2].indices(given))) for step in steps if len(step) > 2 and isinstance(step[2], slice)
+        )
+        return sliced + sum(max(width(step[1]), len(listed(step))) for step in steps)
     if name == "FrozenEstimator":
         return width(estimator.estimator)
     if name == "PolynomialFeatures":

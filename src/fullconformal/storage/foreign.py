@@ -114,6 +114,16 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         fitted["bin_edges_"] = edges
     vars(estimator).update(fitted)
     check_forest(estimator)
+    if name == "QuadraticDiscriminantAnalysis" and fitted:
+        parts = list(zip(fitted["rotations_"], fitted["scalings_"], strict=True))
+        shapes = len(parts) == len(fitted["classes_"])
+        if not shapes or any(R.shape != (fitted["n_features_in_"], len(S)) for R, S in parts):
+            raise StorageError("a discriminant analysis is not what it should be")
+    if name == "KBinsDiscretizer" and fitted:
+        # It is fitted again with each object.
+        bins = np.broadcast_to(estimator.n_bins, fitted["n_features_in_"]).sum(dtype=np.int64)
+        if bins > LIMITS.columns(unpacker.size):
+            raise StorageError(f"{name} makes {bins:,} columns, more than a file of its size can bear out")
     if name == "OneHotEncoder" and "categories_" in fitted:
         check_codes(estimator)
     if name in MAKERS and width(estimator) > LIMITS.columns(unpacker.size):
@@ -154,7 +164,7 @@ def is_a(value: Any, kind: str, sizes: dict[str, int]) -> bool:
         "text": lambda: isinstance(value, str),
         "kernel": lambda: isinstance(value, Kernel),
         "tree": lambda: type(value).__name__ == "Tree",
-        "dtype": lambda: isinstance(value, np.dtype),
+        "dtype": lambda: isinstance(value, np.dtype) and (value.kind != "U" or value.itemsize <= 4 * LIMITS.unproved),
         "labels": lambda: isinstance(value, np.ndarray) and value.ndim == 1,
         "points": lambda: isinstance(value, (np.ndarray, csr_matrix, csr_array)) and value.ndim == 2,
         "columns": lambda: columns(value),
@@ -194,9 +204,15 @@ def check(name: str, params: dict[str, Any]) -> None:
             or (isinstance(value, np.dtype) and value.kind == "U")
             or (key in ("n_oversamples", "n_iter") and not isinstance(value, str) and value > LIMITS.work)
             or (key == "n_bins" and np.max(value) > LIMITS.bins)
+            or (key == "alphas" and np.size(value) > LIMITS.work)
+            or (key == "max_iter" and value is not None and not value <= LIMITS.steps)
+            or (key == "tol" and name in ("Lasso", "ElasticNet") and not value > 0)
+            # Compiled code takes matrices of distances in any shape.
+            or (key == "metric_params" and value)
+            or (key == "metric" and not isinstance(value, str))
             or (
                 key == "transformer_weights"
-                and not all(type(weight) in (int, float) for weight in (value or {}).values())
+                and not all(isinstance(weight, (int, float, np.number)) for weight in (value or {}).values())
             )
             or (key == "kernel_params" and "n_jobs" in (value or {}))
         ):

@@ -22,6 +22,8 @@ class Limits:
     #: bins of a column, and passes of a factorisation, that a transformer makes when it is fitted again
     bins: int = 2**16
     work: int = 2**10
+    #: steps of a solver
+    steps: int = 10**6
     #: bytes of a file that is tried before it is written
     tried: int = 2**27
     #: bytes of memory that an object of a kind, and a layer of a network, takes at least
