@@ -124,16 +124,19 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
     size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
     shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
 
-    x = change.x.T[:, None]
+    x, left = change.x.T[:, None], torch.arange(len(size), device=size.device)
 
     def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
-        shift[:, columns] = _ahead(x[columns], w, s, (low + high)[columns] / 2)
-        norms[columns] = (high - low)[columns] / 2 * norm
-        return norms[columns] <= near * size[columns]
+        at = left[columns]
+        shift[:, at] = _ahead(x[at], w, s, (low + high)[at] / 2)
+        norms[at] = (high - low)[at] / 2 * norm
+        return norms[at] <= near * size[at]
 
-    for pi in (fits.rough, fits.pi[:, 1:]):
-        conjugate(bag, change, pi, None, x * r.T[:, :, None], small)
-        if bool((norms <= near * size).all()):
+    for dtype in dict.fromkeys((bag.reference.rough, fits.pi.dtype)):
+        pi = fits.rough if dtype == torch.float32 else fits.pi[:, 1:]
+        conjugate(bag, change[left], pi[left], None, (x * r.T[:, :, None])[left], small)
+        left = (norms > near * size).nonzero().squeeze(1)
+        if not len(left):
             break
     other = relative.margin(fits.z_added, change.y).sigmoid()
     off = root * fits.reach
