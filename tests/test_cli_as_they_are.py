@@ -400,4 +400,7 @@ def test_the_smallest_classes_are_among_those_shown(tmp_path):
     told = ok(
         "fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m", "--method", "split", "--model", "boosting"
     ).stdout
+    options = ("--method", "split", "--model", "boosting", "--class-conditional")
+    notes = ok("fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m", *options).stderr
+    assert notes.count("confidence_level=0.9 needs more than the") == 1 and "more. Give more points" in notes
     assert "10 classes (c0: 22, c1: 20, c2: 18, c3: 16, c4: 14, 2 more, c7: 8, c8: 6, c9: 4)" in told

@@ -64,6 +64,8 @@ def fit(
     )
 
     # Imported now, so that errors in the table do not wait for torch.
+    import numpy
+
     from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
     from fullconformal.estimators.saving import save
 
@@ -82,6 +84,9 @@ def fit(
         # They are printed below, one per line.
         warnings.simplefilter("ignore", ConformalWarning)
         clf.fit(X, y)
+    # Which classes are too small for a level is said by `predict` for its own.
+    with printer.warnings_as_notes():
+        clf.warn_unreachable(numpy.asarray(confidence))
     seconds = time.perf_counter() - start
     name = getattr(clf, "method_", asked_method)
     # An automatic choice is said by the predictor, before it is fitted.

@@ -144,10 +144,12 @@ def warn_unreachable(
         who, what = f" of class {name!r}", f"every set holds {name!r}"
     if categories is not None:
         who, what = f"{who} in category {categories.known.tolist()[group]!r}", what.replace("set", "set there", 1)
+    few = int(sets.members(1 / (sizes + 1.0), 1 - highest).sum()) - 1
+    also = f" So it is with {few} more." if few else ""
     warnings.warn(
         f"confidence_level={highest:g} needs more than the {smallest} {kind} point{'s' * (smallest != 1)}{who} there "
         f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
-        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}. Give more points, or lower the level.",
+        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}.{also} Give more points, or lower the level.",
         ConformalWarning,
         stacklevel=stacklevel + 1,
     )
