@@ -11,6 +11,7 @@ from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
+from sklearn.feature_selection import VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 from sklearn.impute import SimpleImputer
@@ -253,6 +254,18 @@ def regressor(model):
     return FullConformalRegressor(model).fit(X, X.sum(1))
 
 
+def rows_that_overflow(content, tensors):
+    for node in nodes(content, of_class("KNeighborsClassifier")):
+        if node["fitted"]["items"]:
+            n, d = tensors[dict(node["fitted"]["items"])["X"]["tensor"]].shape
+            ends = np.arange(n + 1) * d
+            ends[1], ends[2], ends[3] = 2**62, -(2**63), -(2**62)
+            tensors["p"], tensors["i"] = torch.from_numpy(ends), torch.arange(n * d) % d
+            tensors["v"] = torch.ones(n * d, dtype=torch.float64)
+            parts = {"data": array("v"), "indices": array("i"), "indptr": array("p"), "n_columns": d}
+            put(node, "fitted", "X", {"is": "csr_matrix", **parts})
+
+
 HEADS = FullConformalClassifier(method="influence")
 ATTACKS = {
     "a code between two": (
@@ -383,6 +396,15 @@ ATTACKS = {
     "a kernel for a function": (
         lambda: regressor(TransformedTargetRegressor(Ridge(), func=np.arcsinh, inverse_func=np.sinh)),
         kernel_of_the_target,
+    ),
+    "rows that overflow": (lambda: classifier(KNeighborsClassifier(3, algorithm="brute")), rows_that_overflow),
+    "words of a function": (
+        lambda: classifier(make_pipeline(FunctionTransformer(np.arcsinh), LogisticRegression())),
+        parameter("FunctionTransformer", "kw_args", {"is": "dict", "items": [["where", True]]}),
+    ),
+    "a list around an array": (
+        lambda: classifier(make_pipeline(VarianceThreshold(), LogisticRegression())),
+        parameter("VarianceThreshold", "threshold", [array("big", 2)], torch.ones((50, 1), dtype=torch.uint8)),
     ),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
 }

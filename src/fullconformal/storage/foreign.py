@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator
 from sklearn.gaussian_process import kernels
 from sklearn.gaussian_process.kernels import Kernel
 
+from fullconformal.runtime.files import one_line
 from fullconformal.storage.columns import MAKERS, check_codes, learn_polynomials, width
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
@@ -97,6 +98,11 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
     check(name, params)
     cls = home(name)
     estimator = cls(**params | defaults(cls, OURS))
+    if hasattr(estimator, "_parameter_constraints"):
+        try:
+            estimator._validate_params()
+        except ValueError as error:
+            raise StorageError(one_line(error)) from error
     check_fitted(name, fitted)
     if name.startswith("KNeighbors") and fitted:
         return estimator.fit(fitted["X"], fitted["y"])
@@ -208,7 +214,7 @@ def check(name: str, params: dict[str, Any]) -> None:
             or (key == "max_iter" and value is not None and not value <= LIMITS.steps)
             or (key == "tol" and name in ("Lasso", "ElasticNet") and not value > 0)
             # Compiled code takes matrices of distances in any shape.
-            or (key == "metric_params" and value)
+            or (key in ("metric_params", "kw_args", "inv_kw_args") and value)
             or (key == "metric" and not isinstance(value, str))
             or (
                 key == "transformer_weights"
@@ -311,6 +317,9 @@ def unpack_sparse(cls: type[Any], values: dict[str, Any], _: Unpacker) -> Any:
         part.ndim == 1 and part.dtype.kind in kinds for part, kinds in zip(parts, ("biuf", "i", "i"), strict=True)
     )
     if not numbers or not len(parts[2]) or not 0 <= n_columns <= LIMITS.sparse_columns:
+        raise StorageError("a sparse matrix is not what it should be")
+    # SciPy looks at differences, which numbers of the file may make overflow.
+    if (parts[2][1:] < parts[2][:-1]).any():
         raise StorageError("a sparse matrix is not what it should be")
     X = cls(parts, shape=(len(parts[2]) - 1, n_columns))
     X.check_format(full_check=True)
