@@ -17,13 +17,13 @@ from torch import nn
 from fullconformal import FullConformalClassifier, load, pvalues
 from fullconformal.curvature import EKFAC
 from fullconformal.curvature.base import Halves
-from fullconformal.influence.bag import sorted_bag
 from fullconformal.influence.candidates import every_candidate, root_pays, written_rows
 from fullconformal.influence.counter import _Counter, direct_counts
 from fullconformal.influence.direct import direct
 from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_scores
+from fullconformal.influence.sorted_points import sorted_points
 from fullconformal.influence.sources import FromLayers, Kept, Top
 from fullconformal.linear.from_problem import fit_linear
 from fullconformal.models import linear, mlp
@@ -167,7 +167,7 @@ def test_points_that_float32_cannot_tell_apart(name, seed, penalty):
 def test_float32_errs_by_less_than_what_is_granted(name, penalty):
     """b − k − τ from rounded rows against float64; the bound is not more than some thousand times too large."""
     bag, X = prepared(name, 0, penalty=penalty)
-    points = sorted_bag(bag, 0.5, False)
+    points = sorted_points(bag, 0.5, False)
     source = Kept(bag, points, X, 0.5)
     made, exact = (source.make(every_candidate(bag, X, 0.5), single) for single in (True, False))
     assert made.single and not exact.single
@@ -184,7 +184,7 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
 def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size):
     """The same of 𝓗⁻¹g_i and gradients, which are written out from rounded factors; objects may be tiny or large."""
     bag, X = prepared(name, 0)
-    points, X = sorted_bag(bag, 1.0, False), size * X
+    points, X = sorted_points(bag, 1.0, False), size * X
     top = Top(bag, points, X, 1.0, torch.zeros(1000, dtype=torch.long))
     top.hold(None)
     made, exact = (top.make(every_candidate(bag, X, 1.0), single) for single in (True, False))
@@ -201,7 +201,7 @@ def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size):
 def test_near_pairs_are_found_now_or_among_many_tiles_at_once(patience):
     """A GPU is asked about many tiles at once; pairs that are no numbers are near, too."""
     bag, X = prepared("logistic", 0)
-    source = Kept(bag, sorted_bag(bag, 0.5, False), X, 0.5)
+    source = Kept(bag, sorted_points(bag, 0.5, False), X, 0.5)
     near = Near(source, source.make(every_candidate(bag, X, 0.5), False), _Counter(source, None).points, 2**20)
     near.patience, seeded = patience, torch.Generator().manual_seed(0)
     granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
@@ -328,7 +328,7 @@ def test_points_of_largest_score_are_solved_for_in_place_of_candidates():
     problem, Xt = sure_network()
     bag = prepare(problem, CURVATURES["ggn"](1.0).factor(problem), PLENTY)
     first, second = (direct_counts(bag, Xt, 1.0) for _ in range(2))
-    assert sorted_bag(bag, 1.0, False).top is not None
+    assert sorted_points(bag, 1.0, False).top is not None
     one_by_one = [direct_counts(bag, x[None], 1.0) for x in Xt]
     for name in ("greater", "equal"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
@@ -359,7 +359,7 @@ def test_rows_that_cancel_are_made_in_float64_and_rounded():
     X, Xt, y = torch.randn(600, 12).double(), torch.randn(120, 12).double(), torch.randint(0, 4, (600,))
     problem = Problem(mlp(12, (11,), 4).double().eval(), X, y, 1e-7)
     bag = prepare(problem, CURVATURES["ggn"]().factor(problem), PLENTY)
-    source, found = Kept(bag, sorted_bag(bag, 0.5, False), Xt, 0.5), every_candidate(bag, Xt, 0.5)
+    source, found = Kept(bag, sorted_points(bag, 0.5, False), Xt, 0.5), every_candidate(bag, Xt, 0.5)
     source.begin(found)
     made = source.make(found, single=True)
     assert source.root is not None and made.single and made.whole is not None
@@ -381,7 +381,7 @@ def regression(n=2000, m=100):
 
 def test_ranges_hold_what_is_needed_and_little_more():
     bag, Xt = regression()
-    points = sorted_bag(bag, 1.0, False)
+    points = sorted_points(bag, 1.0, False)
     alpha, tau = all_scores(direct, bag, Xt, 1.0)
     rho = Kept(bag, points, Xt, 1.0).make(every_candidate(bag, Xt, 1.0), single=False).rho
     b, sigma, t = points.b, points.sigma, tau.flatten()
@@ -504,7 +504,7 @@ def test_products_in_half_precision_keep_to_their_bound(name, size, part):
             raise AssertionError
 
     bag = prepare(problem, factor, PLENTY)
-    source = FromLayers(bag, sorted_bag(bag, 1.0, False), problem.X, 1.0, Given(), low=True, part=part)
+    source = FromLayers(bag, sorted_points(bag, 1.0, False), problem.X, 1.0, Given(), low=True, part=part)
     rows = source._rows(problem.X, torch.arange(30)[:, None], s[:, None])
     assert rows.dtype == torch.float16 and source.parts == -(-problem.p // part)
     k = -source.subtract(torch.zeros(30, 20), rows, rows[:20], s.sqrt(), s[:20])

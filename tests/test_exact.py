@@ -227,7 +227,7 @@ def test_a_scheme_that_has_no_exact_version():
     clf = FullConformalClassifier(method="exact", scheme="studentized", confidence_level=0.5).fit(
         np.eye(4), [0, 1, 0, 1]
     )
-    with pytest.raises(ValueError, match="scheme='deleted' or 'ordinary'; a studentized score is no refit"):
+    with pytest.raises(ValueError, match="scheme='deleted' and 'ordinary' only"):
         clf.predict_p(np.eye(4))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracles import Oracle, folds_scores
 from scipy.sparse import csr_matrix
+from sklearn.datasets import load_iris
 from sklearn.ensemble import BaggingClassifier, HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -21,8 +22,8 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import fullconformal
-from fullconformal import FullConformalClassifier
-from fullconformal.conformity import LAC, RAPS
+from fullconformal import FullConformalClassifier, SplitConformalClassifier
+from fullconformal.conformity import LAC, RAPS, LogLoss
 from fullconformal.methods import parts
 from fullconformal.methods.audit import label_chances
 from fullconformal.methods.folds import Folds
@@ -468,7 +469,7 @@ def test_what_cannot_be_saved_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": Folds(), "folds": 5}, "Folds was given as an object: give them to it"),
+        ({"method": Folds(), "folds": 5}, "You passed an object, Folds"),
         ({"method": Folds(score=RAPS(), folds=3)}, "leaves parameters open"),
     ],
 )
@@ -558,3 +559,12 @@ def test_hashes_are_of_the_object_alone():
     assert np.array_equal(hashes(X)[2:], hashes(X[2:])) and len(set(hashes(X).tolist())) == 4
     assert not np.array_equal(hashes(X, 1), hashes(X, 2))
     assert list(contents(csr_matrix(X)))[2] == next(contents(csr_matrix(X[2:])))
+
+
+def test_a_score_given_the_wrong_way_is_refused_in_words():
+    X, y = load_iris(return_X_y=True)
+    for method, said in ((Folds("lac"), "names a model"), (Folds(score="lac"), "is not a ConformityScore")):
+        with pytest.raises(ValueError, match=said):
+            FullConformalClassifier(method=method).fit(X, y)
+    with pytest.raises(ValueError, match="or a ConformityScore object"):
+        SplitConformalClassifier(conformity_score=LogLoss).fit(X, y)

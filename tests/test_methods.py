@@ -231,7 +231,7 @@ def test_audit_finds_the_distance_to_exact_refits(method, scheme):
 def test_a_regression_that_was_trained_elsewhere_is_fitted_again_with_a_warning(method):
     X, y, Xt, _ = data(2, n=60)
     elsewhere = LogisticRegression().fit(X[:20] + 1, y[:20])
-    with pytest.warns(ConformalWarning, match=r"not the fit to these data.*fitted again.*SplitConformalClassifier"):
+    with pytest.warns(ConformalWarning, match=r"not fitted to these data.*fitted again.*SplitConformalClassifier"):
         clf = FullConformalClassifier(elsewhere, prefit=True, method=method).fit(X, y)
     plain = FullConformalClassifier(LogisticRegression(), method=method).fit(X, y)
     np.testing.assert_array_equal(clf.predict(Xt), plain.predict(Xt))

@@ -151,7 +151,7 @@ def test_where_nothing_is_gained_columns_stay_as_they_are(n, d, idle):
 @pytest.mark.parametrize("built_in", [True, False])
 def test_p_values_are_those_of_the_columns_as_they_are(monkeypatch, built_in, shape, n_classes, method, scheme):
     if (method, scheme) == ("exact", "studentized"):
-        scheme = "deleted"  # a studentized score is no refit
+        scheme = "deleted"  # no refit gives a studentized score
     X, y, objects = SHAPES[shape](n_classes)
     options = {"method": method, "scheme": scheme}
     if built_in:  # of two classes with an engine of its own

@@ -23,7 +23,7 @@ from fullconformal.linear.hessian import hessian
 from fullconformal.linear.leave_one_out import deletion
 from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
-from fullconformal.linear.reference import moved
+from fullconformal.linear.reference import hessian_factors
 from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
 from fullconformal.losses.relative import all_probabilities, pairs, probabilities, residual, second, spread, unpacked
 from fullconformal.pvalues import comparison_weight, p_values
@@ -329,7 +329,7 @@ def test_the_hessian_without_a_point_moves_no_farther_than_its_bounds(seed, far)
     t = torch.linalg.eigvals(torch.linalg.solve(H0, added)).real.sum()[None]
     factors = torch.tensor(rng.uniform(0.5, 2.0, size=(d, 1)))
     other = torch.kron(torch.diag((factors[:, 0] - 1) * bag.penalty), bag.coupling)
-    found = moved(bag.reference, all_probabilities(logits(bag, theta)).permute(2, 1, 0), t, factors)
+    found = hessian_factors(bag.reference, all_probabilities(logits(bag, theta)).permute(2, 1, 0), t, factors)
     for i in range(n):
         one = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
         before = hessian(bag, one, base, curvature_of(bag, base))[0]

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier
-from fullconformal.influence.bag import SortedPoints
+from fullconformal.influence.sorted_points import SortedPoints
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.runtime.numerics import full_precision, tensor_cores
 from fullconformal.runtime.replicas import replica

@@ -189,7 +189,13 @@ class RAPS(APS):
 
 
 #: scores by the name that users give
-SCORES: dict[str, type[ConformityScore]] = {"loss": LogLoss, "lac": LAC, "margin": Margin, "aps": APS, "raps": RAPS}
+SCORES: dict[str, type[ConformityScore]] = {
+    "loss": LogLoss,
+    "lac": LAC,
+    "margin": Margin,
+    "aps": APS,
+    "raps": RAPS,
+}
 
 
 def ranks(proba: FloatArray) -> tuple[IntArray, IntArray]:

@@ -11,7 +11,7 @@ from fullconformal.estimators import validation
 from fullconformal.estimators.base import Conformal
 from fullconformal.losses import Loss
 from fullconformal.methods.base import Config
-from fullconformal.methods.transformed import Behind
+from fullconformal.methods.transformed import BehindTransformers
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import transform
 from fullconformal.models.transformers import is_fixed
@@ -58,7 +58,7 @@ class FullConformal(Conformal):
         seen = X if self.transformer_ is None else transform(self.transformer_, X)
         if shape_of(seen) != self._input_shape:
             raise ValueError(f"X has objects of shape {shape_of(seen)}, but those of fit had {self._input_shape}.")
-        return X if isinstance(self._fitted, Behind) else seen
+        return X if isinstance(self._fitted, BehindTransformers) else seen
 
     def _verify_transformers(self) -> None:
         """Raise where the transformers of a loaded predictor make another thing of the objects it kept."""

@@ -95,8 +95,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         and returns a word or number for each object, of which it looks at each by itself. The model still sees every column. An object
         of a category without training points has p-values of 1. (Points that belong together are another matter: `fit`'s ``groups``.)
     prune : {"auto", True, False}, default="auto"
-        Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
-        definite; False forms all of them.
+        Skip products whose outcome is certain; p-values are the same. True does so wherever the curvature is positive
+        definite, "auto" too, except for small problems, where the plain loop is faster; False forms all of them.
     folds, repeats : int, default=10 and 1
         Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
         repeats score a point by its mean probabilities, which makes sets steadier.
@@ -119,7 +119,7 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         Folder for the parts that refits and influence have finished: a killed `fit` or `predict_p` started again with the same data and
         options goes on from there. Without `random_state` training is then seeded by 0, so that it is the same again.
     random_state : int, RandomState or None, default=None
-        Seeds training and the smoothing of p-values.
+        Seeds training and the smoothing of p-values. A module's initial weights are yours: call ``torch.manual_seed`` before you build it.
     verbose : int or None, default=None
         1 shows progress bars, and the choice of the curvature; 0 nothing. None shows progress, and how long it will take, where that is
         more than about ten seconds: as a bar on a terminal and in a notebook, as one line on standard error elsewhere.

@@ -35,10 +35,12 @@ SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64}
 
 
-def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raise unless value is one of the allowed words."""
+def check_option(name: str, value: Any, allowed: Sequence[str], other: str = "") -> None:
+    """Raise unless value is one of the allowed words; `other` says what else may be given."""
     if not (isinstance(value, str) and value in allowed):
-        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(map(repr, allowed))}.")
+        raise ValueError(
+            f"{name}={value!r} is unknown; allowed: {', '.join(map(repr, allowed))}{' or ' * bool(other)}{other}."
+        )
 
 
 def check_number(name: str, value: Any, low: float, what: str, *, strict: bool = False) -> None:
@@ -171,7 +173,8 @@ def check_full(clf: Any) -> None:
         check_option("method", clf.method, METHODS)
     elif (clf.folds, clf.repeats, clf.update) != (10, 1, "none"):
         raise ValueError(
-            f"folds, repeats and update are of method='folds' by name; {type(clf.method).__name__} was given as an object: give them to it."
+            "folds, repeats and update apply only to method='folds'. You passed an object, "
+            f"{type(clf.method).__name__}: set what it takes there, e.g. Folds(folds=3)."
         )
     check_engine(clf, (*CURVATURES, "last_layer_kron"))
     check_scores(clf)
@@ -254,7 +257,7 @@ def device_of(device: str, estimator: Any) -> torch.device:
 def check_held_out(clf: Any, tunes: bool = False) -> None:
     """Raise if a parameter of a classifier that calibrates on held-out points is invalid; `tunes` if it tunes RAPS."""
     if not isinstance(clf.conformity_score, ConformityScore):
-        check_option("conformity_score", clf.conformity_score, tuple(SCORES))
+        check_option("conformity_score", clf.conformity_score, tuple(SCORES), "a ConformityScore object")
     check_shared(clf)
     if clf.k_reg is not None:
         check_whole("k_reg", clf.k_reg, 0, "None or a whole number ≥ 0")

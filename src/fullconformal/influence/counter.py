@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullconformal.influence.bag import sorted_bag
 from fullconformal.influence.candidates import Candidates, every_candidate, written_rows
 from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import Prepared
+from fullconformal.influence.sorted_points import sorted_points
 from fullconformal.influence.sources import Source, Top, source_of
 from fullconformal.influence.tiles import Points, cut, from_there_on
 from fullconformal.pvalues import Counts
@@ -55,7 +55,7 @@ def direct_counts(
     Points may have weights (n,); class-conditionally a label is compared with the points that have it. Rows made straight from the
     layers are in half precision if asked for, by default on a GPU.
     """
-    bag = sorted_bag(prepared, q, class_conditional)
+    bag = sorted_points(prepared, q, class_conditional)
     with full_precision():
         source = source_of(prepared, bag, X, q, half_precision)
         counter = _Counter(source, points)

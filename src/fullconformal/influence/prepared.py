@@ -56,7 +56,7 @@ class Prepared:
 
     @cached_property
     def sorted(self) -> dict[tuple[float, bool], Any]:
-        """The points in the order of their scores, as `influence.bag` keeps them."""
+        """The points in the order of their scores, as `influence.sorted_points` keeps them."""
         return {}
 
     @property

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fullconformal.curvature.base import Halves
-from fullconformal.influence.bag import Ranges, SortedPoints
 from fullconformal.influence.candidates import (
     HUGE,
     TINY,
@@ -33,6 +32,7 @@ from fullconformal.influence.candidates import (
     written_root,
 )
 from fullconformal.influence.prepared import Prepared
+from fullconformal.influence.sorted_points import Ranges, SortedPoints
 from fullconformal.problem import Rows, flat, squared_norms
 from fullconformal.runtime.numerics import single_is_whole, whole_sums
 

@@ -23,7 +23,7 @@ from fullconformal.linear.bag import (
 )
 from fullconformal.linear.hessian import Fits, inner, largest_logit, rounding
 from fullconformal.linear.newton import CONVERGED, quadratic, refit, repulled
-from fullconformal.linear.reference import Moved, least_factors, moved
+from fullconformal.linear.reference import HessianFactors, hessian_factors, least_factors
 from fullconformal.losses import relative
 
 # Steps, or products of one, after which a fit is left to a method with line search.
@@ -52,7 +52,7 @@ class Added:
     mu: Tensor
     reach: Tensor
     error: Tensor
-    here: Moved
+    factors_at_fit: HessianFactors
 
     def __getitem__(self, columns: Tensor) -> Added:
         """What later fits of some columns start from."""
@@ -65,9 +65,9 @@ class Added:
         )
 
     @cached_property
-    def moved(self) -> Moved:
-        """How far the Hessian has moved from the fit on Z to the minimisers; ``here`` to Θ."""
-        return self.here.spoilt(self.error)
+    def factors(self) -> HessianFactors:
+        """How far the Hessian has moved from the fit on Z to the minimisers; ``factors_at_fit`` to Θ."""
+        return self.factors_at_fit.widened(self.error)
 
     @cached_property
     def rough(self) -> Tensor:
@@ -112,8 +112,12 @@ def fit_added(
     grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
     # Bounds at rougher fits hold here, too, up to the ranges that logits have moved since, which are small as a rule.
     near = start is not None and bool((gone < 0.1).all())
-    far = start.here.spoilt(gone) if start and near else moved(bag.reference, pi, leverage, change.factors)
-    far = far.spoilt(grain)
+    far = (
+        start.factors_at_fit.widened(gone)
+        if start and near
+        else hessian_factors(bag.reference, pi, leverage, change.factors)
+    )
+    far = far.widened(grain)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
     error = _error(kappa * mu / far.whole)
     return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far)
@@ -179,7 +183,7 @@ def fit_without(
     at, removed = bag.reference, torch.as_tensor(change.removed)
     theta, mu, _, pi, _ = _newton(bag, change, theta, tolerance / kappa, dtype)
     grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
-    least = least_factors(at, pi, change.factors).spoilt(grain).least(at.rest[removed])
+    least = least_factors(at, pi, change.factors).widened(grain).least(at.rest[removed])
     # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
     return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 

@@ -43,9 +43,9 @@ def bounded_order(
     The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
-    by a factor that `moved` bounds, so their range moves by at most spread(A')(1 − π_y); and its loss does not decrease. Points which that
-    leaves open have A°r, and where that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which candidates (B,)
-    are still to be decided.
+    by a factor that `hessian_factors` bounds, so their range moves by at most spread(A')(1 − π_y); and its loss does not decrease. Points
+    which that leaves open have A°r, and where that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which
+    candidates (B,) are still to be decided.
     """
     dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
     at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
@@ -63,7 +63,7 @@ def bounded_order(
     above = margin - off > (tau + granted)[:, None]
     # The loss of a point that is left out does not decrease, and grows by no more than spread(A')(1 − π_y).
     grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_spread
-    most = (other * grown).div_(fits.moved[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
+    most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
     order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
     pairs = ((order == 0) & left(order)[:, None]).nonzero()
     error = _errors(at, fits, other, slack, pairs)
@@ -106,7 +106,7 @@ def _errors(at: Reference, fits: Added, other: Tensor, slack: Tensor, pairs: Ten
     """How far the scores of pairs (b, 2) of a column and a point, and τ, can be off, besides what is not known of A'."""
     column, point = pairs.T
     off, other = at.spread.sqrt()[point] * fits.reach[column], other[column, point]
-    high = at.left_out_spread[point] / fits.moved[column].least(at.rest[point])
+    high = at.left_out_spread[point] / fits.factors[column].least(at.rest[point])
     rounded = 4 * at.rounding * (1 + at.odds[point])
     return (turned(off, other) + rounded * other) * high + off + slack[column]
 
@@ -119,8 +119,8 @@ def turned(R: Tensor, other: Tensor) -> Tensor:
 def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
     """Scores (B,) of the candidates, whose leverage without them is that of the points alone, and their errors."""
     r = relative.residual(fits.z_added, change.y)
-    whole, root = fits.moved.whole, fits.spread.sqrt()
-    low, high = 1 / fits.moved.top, 1 / whole
+    whole, root = fits.factors.whole, fits.spread.sqrt()
+    low, high = 1 / fits.factors.top, 1 / whole
     size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
     shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
 
@@ -150,7 +150,7 @@ def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Te
     # Some 2²⁰ numbers of A° at a time.
     size = max(1, 2**20 // bag.K**2)
     for (column, point), errors in ((part.T, e) for part, e in zip(pairs.split(size), error.split(size), strict=True)):
-        far, rest = fits.moved[column], at.rest[point]
+        far, rest = fits.factors[column], at.rest[point]
         low, high = 1 / far.most(rest), 1 / far.least(rest)
         y, z, r = _at_pairs(bag, fits, column, point)
         s = torch.bmm(at.left_out[point], r.T[:, :, None])[:, :, 0].T
@@ -185,7 +185,7 @@ def _solve(
     at, (column, point) = bag.reference, pairs.T
     own, x = replace(change[column], removed=point), bag.X[point][:, None]
     y, z, r = _at_pairs(bag, fits, column, point)
-    far, rest = fits.moved[column], at.rest[point]
+    far, rest = fits.factors[column], at.rest[point]
     least = far.least(rest)
     low, high = 1 / far.most(rest), (1 + at.odds[point]) / least
     # The Hessian of a solve is that at logits off by the error.

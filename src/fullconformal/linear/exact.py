@@ -85,7 +85,7 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
     r = relative.residual(fits.z.double(), y)
     step = _leave_out(at, fits, r)
     # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
-    grown = ((1 + at.odds) / fits.moved[:, None].least(at.rest)).sqrt()
+    grown = ((1 + at.odds) / fits.factors[:, None].least(at.rest)).sqrt()
     grain = rounding(bag, change, theta, bag.reference.rough)[:, None]
     known = grain * (1 + step.spread / 4) + FLOOR + at.spread.sqrt() * fits.reach[:, None]
     error = step.error + bounds(step.spread, step.length, grown * fits.kappa[:, None], grown * fits.mu[:, None]) + known
@@ -130,7 +130,7 @@ class LeftOut:
 
 def _leave_out(at: Reference, fits: Added, r: Tensor) -> LeftOut:
     """The steps of residuals r (B, K, n) at the fits, A' enclosed by A° and the factors by which the Hessian moved."""
-    far = fits.moved[:, None]
+    far = fits.factors[:, None]
     low, high = 1 / far.most(at.rest), 1 / far.least(at.rest)
     s, spread = torch.bmm(at.left_out, r.permute(2, 1, 0)).permute(2, 1, 0), at.left_out_spread
     length = (r * s).sum(1).clamp(min=0.0).sqrt()

@@ -109,8 +109,8 @@ def reference(bag: LinearBag) -> Reference:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """How far the Hessian has moved: factors of the Hessian without a point are within ``least`` and ``most`` of its 1/(1 − t).
+class HessianFactors:
+    """Factors by which Hessians have changed: those without a point are within ``least`` and ``most`` of its 1/(1 − t).
 
     They are low − low_excess/(1 − t), at least the floor, and high + high_excess/(1 − t), each (B,); ``whole`` and ``top`` (B,) are bounds
     on those of the Hessian of the training points, with all of them and without the added one.
@@ -124,9 +124,9 @@ class Moved:
     whole: Tensor
     top: Tensor
 
-    def __getitem__(self, columns: Tensor | tuple[slice, None]) -> Moved:
+    def __getitem__(self, columns: Tensor | tuple[slice, None]) -> HessianFactors:
         """Those of some columns."""
-        return Moved(*(getattr(self, field.name)[columns] for field in fields(self)))
+        return HessianFactors(*(getattr(self, field.name)[columns] for field in fields(self)))
 
     def least(self, rest: Tensor) -> Tensor:
         """The least factors, of points with 1/(1 − t), one for each column, or (n,) for columns (B, 1)."""
@@ -136,16 +136,16 @@ class Moved:
         """The largest ones."""
         return torch.addcmul(self.high, self.high_excess, rest)
 
-    def spoilt(self, error: Tensor) -> Moved:
+    def widened(self, error: Tensor) -> HessianFactors:
         """The same where logits are off by ranges ≤ error (B,)."""
         shrink, grow = torch.exp(-error), torch.exp(error)
-        return Moved(
+        return HessianFactors(
             self.low * shrink, self.low_excess * shrink, self.floor * shrink, self.high * grow, self.high_excess * grow,
             self.whole * shrink, self.top * grow,
         )  # fmt: skip
 
 
-def moved(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | None = None) -> Moved:
+def hessian_factors(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | None = None) -> HessianFactors:
     """Factors of the Hessians where probabilities are π (B, C, n), with an added point of leverage t (B,) at the fit on Z.
 
     ``factors`` (d, B) of the penalties, where they change.
@@ -164,7 +164,7 @@ def moved(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | None = Non
     return replace(low, high=1 + P, high_excess=E + added, top=1 + P + E)
 
 
-def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> Moved:
+def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> HessianFactors:
     """The same where only the least factors are asked for: of the largest nothing is known."""
     before, (now, weight) = at.mass[0], mass(pi.float(), at.most_apart.float())
 
@@ -180,7 +180,7 @@ def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> M
     if bool(far.any()):
         last = (pi[far] / at.pi.clamp(min=torch.finfo(pi.dtype).tiny)).amin((1, 2)).clamp(max=1.0).double()
         floor[far] = last if factors is None else torch.minimum(last, factors[:, far].amin(0))
-    return Moved(1 - P, E, floor, unknown, unknown, torch.maximum(1 - P - E, floor), unknown)
+    return HessianFactors(1 - P, E, floor, unknown, unknown, torch.maximum(1 - P - E, floor), unknown)
 
 
 def _bounded(at: Reference, sums: Tensor, every: int) -> Tensor:

@@ -101,7 +101,7 @@ def symmetric_counts(
 
     @torch.no_grad()
     def scored(change: Change, theta: Tensor) -> Counted:
-        above, tied = change.x.new_zeros(2, len(change.y))
+        above, undecided = change.x.new_zeros(2, len(change.y))
         near = torch.arange(len(change.y), device=change.y.device)
         # The bags' own Hessians tell the errors; those of ordinary scores come with the last fits.
         for fitted, precision in (
@@ -113,13 +113,13 @@ def symmetric_counts(
                 continue
             part = change[near]
             found = _counts(_scores(bag, part, fitted(bag, part, theta[:, :, near]), q, precision), part, weight)
-            above[near], tied[near] = (each.to(above.dtype) for each in found)
-            near = tied.nonzero().squeeze(1)
-        return above, tied
+            above[near], undecided[near] = (each.to(above.dtype) for each in found)
+            near = undecided.nonzero().squeeze(1)
+        return above, undecided
 
     def decided(change: Change) -> Counted:
         x = change.x
-        above, tied = x.new_zeros(2, len(change.y))
+        above, undecided = x.new_zeros(2, len(change.y))
         columns, theta, start = torch.arange(len(change.y), device=x.device), x, None
         # Of two classes accurate fits cost little more than coarse ones, which decide fewer: a quarter less time without them.
         for accuracy in (ACCURATE,) if bag.K == 1 and enough is None else (COARSE, ACCURATE):
@@ -139,13 +139,13 @@ def symmetric_counts(
 
             order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
             found, unsure = pvalues.count(order, 0, 0, against, axis=1), left(order)
-            above[columns], tied[columns] = (each.to(x.dtype) for each in found)
+            above[columns], undecided[columns] = (each.to(x.dtype) for each in found)
             columns, start = columns[unsure], fits[unsure]
             theta = start.theta
         for at in chunks(bag, torch.arange(len(columns), device=x.device), memory):
             counts = scored(change[columns[at]], theta[:, :, at])
-            above[columns[at]], tied[columns[at]] = (each.to(x.dtype) for each in counts)
-        return above, tied
+            above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
+        return above, undecided
 
     return count_objects(bag, as_objects(X_test, factors), decided, weight, memory, progress)
 

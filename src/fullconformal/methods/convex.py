@@ -169,7 +169,9 @@ class FittedExact(FittedSymmetric):
 
     def _counted(self, X: Any, query: Query, enough: Enough | None = None) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
-            raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
+            raise ValueError(
+                "method='exact' supports scheme='deleted' and 'ordinary' only: no refit gives a studentized score."
+            )
         (x, factors), weight = self._scaled(X, query), self.weight(query)
         return exact_counts(self.bag, x, query.q, weight, query.progress, self.memory, enough, factors)
 
@@ -188,10 +190,10 @@ def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config
         # By less than this a solver's tolerance moves probabilities.
         if far > 0.01:
             warnings.warn(
-                f"prefit=True: the {type(model).__name__} given is not the fit to these data (probabilities of theirs differ by up to "
-                f"{far:.2g}). method={kind.method!r} is of fits to the data with each candidate, so it was fitted again, with its C, and "
-                "predict is of that fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses a "
-                "model as it is.",
+                f"prefit=True, but this {type(model).__name__} was not fitted to these data (its probabilities differ by up to {far:.2g} "
+                f"from a fresh fit). method={kind.method!r} refits the model with every candidate, so it was fitted again with the same C, "
+                "and predict uses the new fit. Give the data it was trained on, or take SplitConformalClassifier(prefit=True), which uses "
+                "a model as it is.",
                 ConformalWarning,
                 stacklevel=5,
             )

@@ -273,6 +273,10 @@ class Folds(Method):
         """Raise, before any training, where the method is not possible."""
         n, final = len(bag.y), split_pipeline(self.model)[1]
         check_trainings(self.folds, n, config)
+        if not isinstance(self.score, ConformityScore):
+            raise ValueError(
+                f"score={self.score!r} is not a ConformityScore; give an object, such as Folds(score=LAC())."
+            )
         if not self.score.complete:
             raise ValueError(
                 f"score={self.score!r} leaves parameters open, and folds keep no points to tune them on; give them all."
@@ -281,12 +285,10 @@ class Folds(Method):
             return
         if not trained_here(final):
             raise ValueError(
-                f"update='influence' needs a torch.nn.Module, which is trained here; of {type(final).__name__} take update='none'."
+                f"update='influence' needs a torch.nn.Module, which is trained here; for {type(final).__name__} use update='none'."
             )
         if self.repeats > 1 or not isinstance(self.score, LogLoss):
-            raise ValueError(
-                "update='influence' is a step of the loss of one model; take repeats=1 and the loss as score."
-            )
+            raise ValueError("update='influence' works only with repeats=1 and the default score, the log loss.")
         p = sum(q.numel() for q in final.parameters() if q.requires_grad) if isinstance(final, nn.Module) else 0
         if 4 * n * p > config.memory:
             raise MemoryError(

@@ -49,7 +49,9 @@ class FittedGaussian(Fitted):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         if query.q not in (0.0, 1.0):
-            raise ValueError("method='exact' has scheme='deleted' or 'ordinary'; a studentized score is no refit.")
+            raise ValueError(
+                "method='exact' supports scheme='deleted' and 'ordinary' only: no refit gives a studentized score."
+            )
         X, bag, deleted = np.asarray(X, dtype=np.float64), self.bag, query.q == 1
 
         def ask(at: slice) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -190,7 +190,7 @@ def distribution_of(lines: Lines) -> Distribution:
     meets = lines.edge + lines.slope * lines.sign
     if (meets <= 0).any() or lines.free.any():
         raise ValueError(
-            "the predictive distribution of an object is no distribution: a point of high leverage moves faster than the candidate. "
-            "Use scheme='studentized', or a larger penalty."
+            "the predictive distribution of an object cannot be formed: the residual of a point of high leverage changes faster "
+            "than the candidate's. Use scheme='studentized', or a larger penalty."
         )
     return Distribution.of(lines.centre[:, None] + lines.sign * lines.size / meets)

@@ -74,10 +74,20 @@ def influence_asked(given: Any) -> bool:
     return given.approximation != "direct" or given.curvature != "auto" or given.damping is not None
 
 
+def _given(asked: Any, model: Any) -> Selection:
+    """A method that was given as an object, with the estimator as its model."""
+    if asked.model is not None:
+        raise ValueError(
+            f"method={asked!r} names a model, which is the estimator's to set; name what you give, e.g. Folds(score=...), and give the "
+            "model as estimator."
+        )
+    return Selection(replace(asked, model=model), "it was given as an object")
+
+
 def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection:
     """The method of a model for objects X, given what was asked for; an error where that does not go with the model."""
     if isinstance(asked, Method):
-        return Selection(replace(asked, model=model), "it was given as an object")
+        return _given(asked, model)
     kind = "the built-in regression" if model is None else type(model).__name__
     convex = is_convex(model, config.head)
     if is_neighbors(model) and asked in ("auto", "exact"):
@@ -127,7 +137,7 @@ def select_regression(
     points have weights in training.
     """
     if isinstance(asked, RegressionMethod):
-        return Selection(replace(asked, model=model), "it was given as an object")
+        return _given(asked, model)
     kind = "the built-in regression" if model is None else type(model).__name__
     if "precomputed" in (getattr(model, "kernel", None), getattr(model, "metric", None)):
         raise ValueError(
@@ -139,7 +149,7 @@ def select_regression(
     if asked == "influence" or (asked == "auto" and is_network(model) and _tangent_wanted(config)):
         if not is_network(model):
             raise ValueError(
-                f"method='influence' is for torch modules, skorch nets and MLPRegressor; of {kind} take method='auto'."
+                f"method='influence' is for torch modules, skorch nets and MLPRegressor; for {kind} use method='auto'."
             )
         return Selection(TangentRegression(model), f"{kind} is replaced by its tangent at the fit")
     reason = (

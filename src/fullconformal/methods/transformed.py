@@ -102,7 +102,7 @@ def check_inputs(transformers: Any, X: Any) -> None:
     require(made <= LIMITS.activations(getattr(X, "nnz", math.prod(X.shape))), "transformers")
 
 
-class Behind:
+class BehindTransformers:
     """What methods behind transformers share: the method fitted once and unfitted, and the points as the transformers are given them."""
 
     base: Any
@@ -173,7 +173,7 @@ class Behind:
 
 
 @savable
-class FittedInBag(Behind, Fitted):
+class FittedInBag(BehindTransformers, Fitted):
     """A method fitted behind transformers, and the training points as the transformers are given them."""
 
     base: Fitted
@@ -296,7 +296,7 @@ class FittedInBag(Behind, Fitted):
 
 
 @savable
-class FittedRegressionInBag(Behind, FittedRegression):
+class FittedRegressionInBag(BehindTransformers, FittedRegression):
     """The same of a regressor: transformers that look at objects only are fitted once for all values of an object."""
 
     base: FittedRegression

@@ -141,7 +141,7 @@ class Ranges:
         return start + low, start + torch.maximum(low, high)
 
 
-def sorted_bag(prepared: Prepared, q: float, class_conditional: bool) -> SortedPoints:
+def sorted_points(prepared: Prepared, q: float, class_conditional: bool) -> SortedPoints:
     """The points sorted when they are first asked for, and kept for one scheme at a time."""
     key = q, class_conditional
     bag: SortedPoints | None = prepared.sorted.get(key)
