@@ -330,6 +330,13 @@ def model_behind(forge_model):
     return forge
 
 
+def swapped_rows(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "DenseFactor")
+    size = len(tensors[node["matrix"]["tensor"]])
+    tensors["pivots"] = torch.full((size,), 10**6, dtype=torch.int32)
+    node["pivots"] = {"is": "tensor", "tensor": "pivots", "order": [0]}
+
+
 def in_bag(model):
     return FullConformalClassifier(make_pipeline(PCA(2), model)).fit(*points())
 
@@ -532,6 +539,7 @@ ATTACKS = {
         lambda: behind(RidgeCV([0.1, 1.0])),
         model_behind(lambda node: put(node["model"], "params", "alphas", [1.0] * 1000)),
     ),
+    "rows swapped with others' memory": (lambda: HEADS.fit(*points()), swapped_rows),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
 }
 
