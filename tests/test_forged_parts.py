@@ -28,6 +28,7 @@ from sklearn.preprocessing import (
     PolynomialFeatures,
     StandardScaler,
 )
+from torch import nn
 
 from fullconformal import (
     FullConformalClassifier,
@@ -37,7 +38,7 @@ from fullconformal import (
     load,
 )
 from fullconformal.methods.ridge import lowest
-from fullconformal.models import KernelDensityClassifier
+from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.storage import LIMITS, StorageError
 
 LARGE = 10**9
@@ -337,6 +338,26 @@ def swapped_rows(content, tensors):
     node["pivots"] = {"is": "tensor", "tensor": "pivots", "order": [0]}
 
 
+def no_numbers(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "LayerBag")
+    tensors["none"] = torch.zeros(len(tensors[node["w"]["tensor"]]), 0)
+    node["w"] = {"is": "tensor", "tensor": "none", "order": [0, 1]}
+
+
+def pool_of_nothing(content, tensors):
+    for node in nodes(content, lambda node: ["layer", "MaxPool2d"] in node.get("items", [])):
+        pairs = dict(node["items"])["arguments"]["items"]
+        pairs[:] = [[name, 3 if name == "dilation" else value] for name, value in pairs]
+
+
+def pooled():
+    layers = nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, 1, 1), nn.Flatten(), nn.Linear(9, 2)
+    X, y = points(20, 4)
+    return FullConformalClassifier(nn.Sequential(*layers), method="influence", max_epochs=1).fit(
+        X.reshape(20, 1, 2, 2), y
+    )
+
+
 def in_bag(model):
     return FullConformalClassifier(make_pipeline(PCA(2), model)).fit(*points())
 
@@ -540,6 +561,11 @@ ATTACKS = {
         model_behind(lambda node: put(node["model"], "params", "alphas", [1.0] * 1000)),
     ),
     "rows swapped with others' memory": (lambda: HEADS.fit(*points()), swapped_rows),
+    "points without numbers": (
+        lambda: FullConformalClassifier(mlp(3, (2,), 2), max_epochs=1, curvature="last_layer_kron").fit(*points()),
+        no_numbers,
+    ),
+    "a pool of nothing but padding": (pooled, pool_of_nothing),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
 }
 
