@@ -16,6 +16,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge, RidgeCV
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
@@ -25,7 +26,9 @@ from sklearn.preprocessing import (
     OneHotEncoder,
     OrdinalEncoder,
     PolynomialFeatures,
+    StandardScaler,
 )
+from torch import nn
 
 from fullconformal import (
     FullConformalClassifier,
@@ -35,7 +38,7 @@ from fullconformal import (
     load,
 )
 from fullconformal.methods.ridge import lowest
-from fullconformal.models import KernelDensityClassifier
+from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.storage import LIMITS, StorageError
 
 LARGE = 10**9
@@ -266,6 +269,104 @@ def rows_that_overflow(content, tensors):
             put(node, "fitted", "X", {"is": "csr_matrix", **parts})
 
 
+def steps_to_fit(content, tensors):
+    step = {"is": "tuple", "items": ["a", estimator("PolynomialFeatures", [("degree", 200)]), [0, 1]]}
+    for node in nodes(content, of_class("ColumnTransformer")):
+        put(node, "params", "transformers", [step])
+
+
+def columns_to_fit(content, tensors):
+    tensors["many"] = torch.zeros(60_000, dtype=torch.uint8)
+    for node in nodes(content, of_class("ColumnTransformer")):
+        put(
+            node,
+            "params",
+            "transformers",
+            [{"is": "tuple", "items": ["a", estimator("StandardScaler"), array("many")]}],
+        )
+
+
+def remainder_to_fit(content, tensors):
+    for node in nodes(content, of_class("ColumnTransformer")):
+        put(node, "params", "remainder", estimator("PolynomialFeatures", [("degree", 200)]))
+
+
+def numbered_columns(content, tensors):
+    tensors["many"] = torch.zeros(60_000, dtype=torch.uint8)
+    for node in nodes(content, of_class("ColumnTransformer")):
+        if node["fitted"]["items"]:
+            many = {"is": "dict", "items": [[name, array("many")] for name in "abcd"]}
+            put(node, "fitted", "_transformer_to_input_indices", many)
+
+
+def side_by_side(*step):
+    """A union of a few transformers, each with many numbers of one byte."""
+
+    def forge(content, tensors):
+        tensors["many"], tensors["two"] = (torch.zeros(shape, dtype=torch.uint8) for shape in (60_000, (1, 60_000)))
+        for node in nodes(content, of_class("FeatureUnion")):
+            steps = [{"is": "tuple", "items": [f"s{k}", estimator(*step)]} for k in range(5)]
+            put(node, "params", "transformer_list", steps)
+
+    return forge
+
+
+def categories_to_fit(content, tensors):
+    tensors["many"] = torch.arange(30_000, dtype=torch.int16)
+    for node in nodes(content, of_class("OneHotEncoder")):
+        put(node, "params", "categories", [array("many")] * 3)
+
+
+def scalars_of_arrays(content, tensors):
+    tensors["big"] = torch.zeros(10**5, dtype=torch.uint8)
+    many = [{"is": "scalar", "dtype": "float64", "value": array("big")}] * 50
+    content["predictor"]["params"]["items"].append(["cv", many])
+
+
+def model_behind(forge_model):
+    def forge(content, tensors):
+        (node,) = nodes(content, lambda node: "behind" in node)
+        forge_model(node["behind"])
+
+    return forge
+
+
+def swapped_rows(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "DenseFactor")
+    size = len(tensors[node["matrix"]["tensor"]])
+    tensors["pivots"] = torch.full((size,), 10**6, dtype=torch.int32)
+    node["pivots"] = {"is": "tensor", "tensor": "pivots", "order": [0]}
+
+
+def no_numbers(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "LayerBag")
+    tensors["none"] = torch.zeros(len(tensors[node["w"]["tensor"]]), 0)
+    node["w"] = {"is": "tensor", "tensor": "none", "order": [0, 1]}
+
+
+def pool_of_nothing(content, tensors):
+    for node in nodes(content, lambda node: ["layer", "MaxPool2d"] in node.get("items", [])):
+        pairs = dict(node["items"])["arguments"]["items"]
+        pairs[:] = [[name, 3 if name == "dilation" else value] for name, value in pairs]
+
+
+def pooled():
+    layers = nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, 1, 1), nn.Flatten(), nn.Linear(9, 2)
+    X, y = points(20, 4)
+    return FullConformalClassifier(nn.Sequential(*layers), method="influence", max_epochs=1).fit(
+        X.reshape(20, 1, 2, 2), y
+    )
+
+
+def in_bag(model):
+    return FullConformalClassifier(make_pipeline(PCA(2), model)).fit(*points())
+
+
+def united():
+    return classifier(make_pipeline(FeatureUnion([("p", PCA(2))]), LogisticRegression()))
+
+
+WIDE = estimator("MLPClassifier", [("hidden_layer_sizes", {"is": "tuple", "items": [10**6, 10**6]})])
 HEADS = FullConformalClassifier(method="influence")
 ATTACKS = {
     "a code between two": (
@@ -406,6 +507,65 @@ ATTACKS = {
         lambda: classifier(make_pipeline(VarianceThreshold(), LogisticRegression())),
         parameter("VarianceThreshold", "threshold", [array("big", 2)], torch.ones((50, 1), dtype=torch.uint8)),
     ),
+    "other steps to fit": (
+        lambda: regressor(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0, 1])]), Ridge())),
+        steps_to_fit,
+    ),
+    "other columns to fit": (
+        lambda: regressor(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0, 1])]), Ridge())),
+        columns_to_fit,
+    ),
+    "a remainder to fit": (
+        lambda: regressor(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0, 1])]), Ridge())),
+        remainder_to_fit,
+    ),
+    "columns by numbers": (
+        lambda: classifier(
+            make_pipeline(ColumnTransformer([(at, StandardScaler(), [0]) for at in "abcd"]), LogisticRegression())
+        ),
+        numbered_columns,
+    ),
+    "marks of what is missing": (
+        united,
+        side_by_side("MissingIndicator", [], [("n_features_in_", 3), ("features_", array("many"))]),
+    ),
+    "marks of any columns": (
+        united,
+        side_by_side("MissingIndicator", [("features", "all")], [("_precomputed", False)]),
+    ),
+    "marks beside what was filled in": (
+        united,
+        side_by_side(
+            "SimpleImputer",
+            [("add_indicator", True)],
+            [("n_features_in_", 3), ("indicator_", estimator("MissingIndicator", [], [("features_", array("many"))]))],
+        ),
+    ),
+    "labels side by side": (united, side_by_side("LabelBinarizer", [], [("classes_", array("many"))])),
+    "components to fit": (
+        united,
+        side_by_side("PCA", [], [("n_features_in_", 60_000), ("components_", array("two", 2))]),
+    ),
+    "categories to fit": (
+        lambda: regressor(make_pipeline(OneHotEncoder(sparse_output=False, handle_unknown="ignore"), Ridge())),
+        categories_to_fit,
+    ),
+    "an array for a number": (lambda: classifier(LogisticRegression()), scalars_of_arrays),
+    "another model behind": (lambda: in_bag(GaussianNB()), model_behind(lambda node: node.update(model=WIDE))),
+    "many neighbours behind": (
+        lambda: in_bag(KNeighborsClassifier(2)),
+        model_behind(lambda node: put(node["model"], "params", "n_neighbors", LARGE)),
+    ),
+    "many penalties behind": (
+        lambda: behind(RidgeCV([0.1, 1.0])),
+        model_behind(lambda node: put(node["model"], "params", "alphas", [1.0] * 1000)),
+    ),
+    "rows swapped with others' memory": (lambda: HEADS.fit(*points()), swapped_rows),
+    "points without numbers": (
+        lambda: FullConformalClassifier(mlp(3, (2,), 2), max_epochs=1, curvature="last_layer_kron").fit(*points()),
+        no_numbers,
+    ),
+    "a pool of nothing but padding": (pooled, pool_of_nothing),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
 }
 

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from scipy.linalg import lapack
@@ -22,7 +23,8 @@ from fullconformal.curvature.base import (
 )
 from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import stage
-from fullconformal.storage import savable
+from fullconformal.storage import require, savable
+from fullconformal.storage.values import from_fields
 
 
 @savable
@@ -37,6 +39,14 @@ class DenseFactor(Factor):
     smallest_eigenvalue: float = math.nan
     #: the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
     inverted: bool = False
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """The same again; compiled code swaps rows by the pivots, on GPUs without looking whether they are there."""
+        made: Self = from_fields(cls, state)
+        p = made.pivots
+        require(p is None or bool(((p >= 1) & (p <= len(made.matrix))).all()), "pivots")
+        return made
 
     @property
     def positive_definite(self) -> bool:  # type: ignore[override]

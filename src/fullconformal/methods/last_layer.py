@@ -102,7 +102,9 @@ class FittedLastLayer(Fitted):
         kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "ordered": bool}
         head, bag, chosen, ordered = (expect(state[name], kind) for name, kind in kinds.items())
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
-        require(all(len(part) == len(rows[0]) for part in rows) and 0 < bag.n <= len(rows[0]), "training points")
+        # Kernels on GPUs read as many numbers of each as there are points.
+        whole = len(bag.Q) == len(bag.T) and all(part.shape == bag.T.shape[:1] for part in rows[2:])
+        require(whole and 0 < bag.n <= len(bag.T), "training points")
         order = bag.order.sort().values
         require(torch.equal(order, torch.arange(bag.n, device=order.device)), "order of the training points")
         require(bool(((bag.y >= 0) & (bag.y < head.layer.out_features)).all()), "labels")

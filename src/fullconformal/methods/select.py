@@ -32,6 +32,7 @@ from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
 from fullconformal.models.adapters import is_known, is_skorch
 from fullconformal.models.distances import KernelDensityClassifier
+from fullconformal.storage import require
 
 METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
 LINEAR, KERNELS = (Ridge, RidgeCV, LinearRegression, Lasso, ElasticNet), (KernelRidge, GaussianProcessRegressor)
@@ -218,3 +219,16 @@ def why_not_exact(model: Any) -> str:
                 "points alone is not exactly valid; tune it on other data, and give its kernel_"
             )
     return ""
+
+
+# Loaded ---------------------------------------------------------------------------------------------------------------
+
+
+def check_model(method: Any, base: Any, bag: Any) -> None:
+    """Raise unless a loaded method has a model that it is chosen for, and fits no more with each object than was fitted once."""
+    model, asked = method.model, (method.name, Config())
+    of_numbers, weighted = isinstance(method, RegressionMethod), bag.weights is not None
+    own = select_regression(model, *asked, weighted=weighted) if of_numbers else select(model, *asked, bag.X)
+    require(type(own.method) is type(method), "model")
+    require(getattr(model, "n_neighbors", 1) <= len(bag.y), "number of neighbours")
+    require(np.size(getattr(model, "alphas", 0)) == len(getattr(base, "fits", [0])), "number of penalties")

@@ -35,6 +35,7 @@ from fullconformal.methods.base import (
     Values,
 )
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
+from fullconformal.methods.select import check_model
 from fullconformal.models.objects import equal, joined, take
 from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
@@ -164,10 +165,9 @@ class BehindTransformers:
         # It will be fitted for objects: what was fitted is what it fits, and nothing that is trained.
         made = get_type_hints(type(method).fit).get("return", object)
         require(isinstance(base, made) and base.guarantee.is_exact and not method.takes_pipeline, "method")
-        config, known = (
-            loaded_config(state["config"], base.device),
-            Transformers(state["transformers"], bool(state["known"])),
-        )
+        check_model(method, base, bag)
+        config = loaded_config(state["config"], base.device)
+        known = Transformers(state["transformers"], bool(state["known"]))
         check_inputs(known.fitted, bag.X)
         return cls(base, method, config, known, bag)  # type: ignore[call-arg]
 

@@ -6,12 +6,18 @@ import math
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 
 from fullconformal.storage.container import StorageError
+from fullconformal.storage.values import Packer
 
 # Those that make more columns than they are given, and where those that put columns side by side have their steps.
 UNIONS = {"FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
-MAKERS = {"PolynomialFeatures", "OneHotEncoder", "PCA", "TruncatedSVD", "FeatureUnion", "ColumnTransformer"}
+MAKERS = {
+    "PolynomialFeatures", "OneHotEncoder", "PCA", "TruncatedSVD", "FeatureUnion", "ColumnTransformer", "LabelBinarizer",
+    "MissingIndicator", "SimpleImputer", "RoundedImputer", "KNNImputer",
+}  # fmt: skip
+GROWING = MAKERS | {"Pipeline", "KBinsDiscretizer", "FrozenEstimator"}
 
 
 def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None:
@@ -49,8 +55,24 @@ def check_codes(encoder: Any) -> None:
             for drop, size in zip(dropped, codes, strict=False)
         )
         codes = [size - (drop is not None) for drop, size in zip(dropped, codes, strict=False)]
+    # It may be fitted again, with the categories it is given.
+    given = encoder.categories_ if isinstance(encoder.categories, str) else encoder.categories
+    whole &= [np.size(categories) for categories in given] == [len(categories) for categories in encoder.categories_]
     if not whole or codes != encoder._n_features_outs:
         raise StorageError("an encoder has other columns than categories")
+
+
+def check_steps(union: Any) -> None:
+    """Raise unless a ColumnTransformer, if it is fitted again, fits the steps and columns that it has: no others were looked at."""
+    packer, fitted = Packer(), {step[0]: step for step in union.transformers_}
+    for name, step, *columns in (*union.transformers, ("remainder", union.remainder)):
+        # What no column was left for was not fitted.
+        if (name, name in fitted) == ("remainder", False) and type(step).__name__ not in GROWING:
+            continue
+        _, own, *seen = fitted.get(name, ("", "drop", None))
+        alike = isinstance(step, str) or packer.pack(clone(step)) == packer.pack(clone(own, safe=False))
+        if not alike or (columns and packer.pack(columns) != packer.pack(seen)):
+            raise StorageError("a ColumnTransformer has fitted other steps than it was given")
 
 
 def in_order(categories: Any) -> bool:
@@ -74,18 +96,26 @@ def width(estimator: Any) -> int:
         sliced = sum(
             len(range(*step[2].indices(given))) for step in steps if len(step) > 2 and isinstance(step[2], slice)
         )
-        return sliced + sum(max(width(step[1]), len(listed(step))) for step in steps)
+        # Of tables a ColumnTransformer takes the columns that it has numbered itself.
+        numbered = {at: np.size(own) for at, own in getattr(estimator, "_transformer_to_input_indices", {}).items()}
+        return sliced + sum(max(width(step[1]), len(listed(step)), numbered.get(step[0], 0)) for step in steps)
     if name == "FrozenEstimator":
         return width(estimator.estimator)
     if name == "PolynomialFeatures":
         return int(getattr(estimator, "n_output_features_", 0))
+    given = int(getattr(estimator, "__dict__", {}).get("n_features_in_", 0))
     if name in ("PCA", "TruncatedSVD"):
-        return len(getattr(estimator, "components_", ()))
+        # If it is fitted again it may make as many as it is asked for, or given.
+        asked = estimator.n_components if isinstance(estimator.n_components, (int, np.integer)) else given
+        return max(len(getattr(estimator, "components_", ())), int(asked))
     if name == "OneHotEncoder":
         return sum(getattr(estimator, "_n_features_outs", ()))
     if hasattr(estimator, "_encoder"):
         return width(estimator._encoder)
-    return int(getattr(estimator, "__dict__", {}).get("n_features_in_", 0))
+    if name in ("MissingIndicator", "LabelBinarizer"):
+        return max(given, len(getattr(estimator, "features_", ())), len(getattr(estimator, "classes_", ())))
+    # Imputers put marks of what was missing beside their columns.
+    return given + (width(estimator.indicator_) if hasattr(estimator, "indicator_") else 0)
 
 
 def listed(step: Any) -> Any:
@@ -106,4 +136,5 @@ def passes_on(step: Any) -> bool:
     if name == "FrozenEstimator":
         return passes_on(("", one.estimator))
     # These learn nothing; the others are of no use before they are fitted, and check how many columns they are given.
-    return name == "FunctionTransformer" or (name in ("Normalizer", "Binarizer") and "n_features_in_" not in vars(one))
+    unsure = name in ("Normalizer", "Binarizer", "MissingIndicator") and "n_features_in_" not in vars(one)
+    return name == "FunctionTransformer" or unsure

@@ -18,7 +18,7 @@ from sklearn.gaussian_process import kernels
 from sklearn.gaussian_process.kernels import Kernel
 
 from fullconformal.runtime.files import one_line
-from fullconformal.storage.columns import MAKERS, check_codes, learn_polynomials, width
+from fullconformal.storage.columns import MAKERS, check_codes, check_steps, learn_polynomials, width
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
@@ -132,6 +132,8 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
             raise StorageError(f"{name} makes {bins:,} columns, more than a file of its size can bear out")
     if name == "OneHotEncoder" and "categories_" in fitted:
         check_codes(estimator)
+    if name == "ColumnTransformer" and "transformers_" in fitted:
+        check_steps(estimator)
     if name in MAKERS and width(estimator) > LIMITS.columns(unpacker.size):
         raise StorageError(f"{name} makes {width(estimator):,} columns, more than a file of its size can bear out")
     return estimator

@@ -135,13 +135,15 @@ def arguments_of(layer: nn.Module) -> dict[str, Any]:
 
 def allowed(arguments: dict[str, Any]) -> bool:
     """Whether a layer's arguments are plain, and no larger than its weights can bear out."""
-    for name, value in arguments.items():
-        parts = value if isinstance(value, tuple) else (value,)
+    of = {name: value if isinstance(value, tuple) else (value,) for name, value in arguments.items()}
+    for name, parts in of.items():
         if not all(part is None or isinstance(part, (bool, int, float, str)) for part in parts):
             return False
         if name in UNPROVED and any(isinstance(part, int) and not 0 <= part <= LIMITS.unproved for part in parts):
             return False
-    return True
+    # A pool with gaps, as wide as a small object, may find nothing but padding: torch then writes gradients outside of the object.
+    gaps = "ceil_mode" in of and any(gap != 1 for gap in of.get("dilation", ()))
+    return not (gaps and any(of["padding"]))
 
 
 def gives(factory: Factory, module: nn.Module) -> bool:

@@ -208,7 +208,9 @@ class Unpacker:
         return tuple(items) if node["is"] == "tuple" else slice(*items)
 
     def _scalar(self, node: dict[str, Any]) -> Any:
-        return np.dtype(among(node["dtype"], NUMERIC)).type(self.unpack(node["value"]))
+        # Of an array NumPy would make one, in memory that was not counted.
+        value = expect(self.unpack(node["value"]), bool, int, float)
+        return np.dtype(among(node["dtype"], NUMERIC)).type(value)
 
     def _dtype(self, node: dict[str, Any]) -> Any:
         name = expect(node["name"], str)
