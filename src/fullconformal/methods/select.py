@@ -79,8 +79,7 @@ def _given(asked: Any, model: Any) -> Selection:
     """A method that was given as an object, with the estimator as its model."""
     if asked.model is not None:
         raise ValueError(
-            f"method={asked!r} names a model, which is the estimator's to set; name what you give, e.g. Folds(score=...), and give the "
-            "model as estimator."
+            f"method={asked!r} names a model, which is the estimator; name what you give, e.g. Folds(score=...)."
         )
     return Selection(replace(asked, model=model), "it was given as an object")
 
