@@ -344,7 +344,7 @@ def test_groups_share_a_fold():
         ({"scheme": "ordinary"}, ValueError, "scheme='ordinary' does not go with method='folds'"),
         ({"prefit": True}, ValueError, "leave prefit and head out"),
         ({"l2": 1.0}, ValueError, "brings its own penalty"),
-        ({"estimator": mlp(4, (3,), 3), "update": "influence", "repeats": 2}, ValueError, "take repeats=1"),
+        ({"estimator": mlp(4, (3,), 3), "update": "influence", "repeats": 2}, ValueError, "repeats=1"),
         ({"estimator": mlp(4, (3,), 3), "update": "influence", "memory_budget": 1e-6}, MemoryError, "update='none'"),
         ({"estimator": SVC(probability=False)}, TypeError, "has no predict_proba"),
     ],

@@ -64,6 +64,8 @@ LAYERS = {
     "methods.unseen": [*BELOW_METHODS, *METHOD_PARTS, "methods.folds", "methods.oob"],
     "methods.refit_regression": [*BELOW_METHODS, *METHOD_PARTS, "methods.refit"],
     "methods.select": [*BELOW_METHODS, "methods"],
+    # What was loaded behind transformers is fitted again: `select` says whether the method goes with its model.
+    "methods.transformed": [*BELOW_METHODS, "methods"],
     "report": ["metrics", "sets", "pvalues", "runtime", "report"],
     "estimators": [*BELOW_METHODS, "methods", "report", "estimators"],
     "comparison": [*BELOW_METHODS, "methods", "report", "estimators"],

@@ -351,7 +351,7 @@ def test_bounds_of_a_rougher_fit_hold_at_the_finer_one():
     assert float(fine.error.max()) < 1e-6 < float((fine.theta - rough.theta).abs().max())
     base = bag.base.theta[:, :, None]
     for b in range(2 * C):
-        one, far = change[b : b + 1], fine.moved[torch.tensor([b])]
+        one, far = change[b : b + 1], fine.factors[torch.tensor([b])]
         for i in range(0, n, 7):
             removed = replace(one, removed=torch.tensor([i]))
             nothing = Change(bag.X.new_zeros(d, 1), torch.zeros(1, dtype=torch.long), torch.tensor([i]))
