@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from fullconformal import FullConformalClassifier
 from fullconformal.linear.added import conjugate, fit_added
 from fullconformal.linear.bag import Change, NoMinimiser, as_objects, at_points, logits, with_labels
-from fullconformal.linear.bounded import turned
+from fullconformal.linear.bounded import ACCURATE, COARSE, FINE, bounded_order, turned
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
 from fullconformal.linear.leave_one_out import deletion
@@ -25,7 +25,16 @@ from fullconformal.linear.newton import ROUGH, refit
 from fullconformal.linear.products import Products
 from fullconformal.linear.reference import hessian_factors
 from fullconformal.linear.symmetric import _scores, symmetric_bounds, symmetric_counts, symmetric_scores
-from fullconformal.losses.relative import all_probabilities, pairs, probabilities, residual, second, spread, unpacked
+from fullconformal.losses.relative import (
+    all_probabilities,
+    apart,
+    pairs,
+    probabilities,
+    residual,
+    second,
+    spread,
+    unpacked,
+)
 from fullconformal.pvalues import comparison_weight, p_values
 
 schemes = st.sampled_from([0, 0.5, 1])
@@ -86,6 +95,12 @@ def test_the_spread_is_the_largest_between_two_classes(K):
     A = torch.tensor(full[:, :, i, j]).movedim(1, -1).contiguous()
     np.testing.assert_allclose(spread(A), literal, rtol=1e-13)
     np.testing.assert_allclose(spread(A[0]), literal[0], rtol=1e-13)
+    y = rng.integers(0, K + 1, size=(n, B))
+    own = [
+        [max((e[k] - e[y[a, b]]) @ full[a, b] @ (e[k] - e[y[a, b]]) for k in range(K + 1)) for b in range(B)]
+        for a in range(n)
+    ]
+    np.testing.assert_allclose(apart(A, torch.tensor(y)), own, rtol=1e-13)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.3, 1.0])
@@ -274,6 +289,27 @@ def test_the_errors_claimed_for_rough_scores_hold(seed, q):
         assert gap.max() > 1e-9  # there is something to be honest about
 
 
+@pytest.mark.parametrize(("C", "n"), [(2, 300), (3, 150), (6, 150)])
+@pytest.mark.parametrize("penalty", [0.1, 3.0])
+def test_bounds_decide_nothing_against_the_scores_and_no_tie(C, n, penalty):
+    """At every accuracy, of objects that are twins of training points with few distinct values, and of others."""
+    rng, d = np.random.default_rng(C), 5
+    X = np.c_[rng.integers(0, 2, size=(n, d)), np.ones(n)].astype(float)
+    bag = bag_of(X, np.r_[np.arange(C), rng.integers(0, C, n - C)], C, np.full(d + 1, penalty))
+    objects = np.r_[X[:20], X[:6] + 0.1 * rng.normal(size=(6, d + 1))]
+    change = with_labels(bag, as_objects(torch.tensor(objects)))
+    exact = symmetric_scores(bag, change, 1.0)
+    gap, tied = (exact.alpha - exact.tau).T, (exact.alpha_error + exact.tau_error).T
+    every, start, decided = torch.arange(len(change.y)), None, []
+    for accuracy in (10 * COARSE, COARSE, ACCURATE, FINE):
+        order, start = bounded_order(bag, change, every, 1.0, accuracy, lambda order: (order == 0).any(1), start)
+        assert (order[gap.abs() <= tied] == 0).all()
+        assert (order * gap >= 0).all()
+        decided.append(float((order != 0).double().mean()))
+    # Only ties are left, and there are some.
+    assert decided[0] <= decided[-1] == float((gap.abs() > tied).double().mean()) < 1
+
+
 @pytest.mark.parametrize("columns", [1, 8, 9, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dtype):
@@ -440,8 +476,8 @@ def test_what_conjugate_gradients_leave_is_as_small_as_they_say(dtype):
     right = torch.tensor(rng.normal(size=(B, C - 1, d)))
     said = []
 
-    def stop(columns, w, step, norm):
-        for c, one, claimed in zip(columns.tolist(), w, norm, strict=True):
+    def stop(columns, w, step, norm, lost):
+        for c, one, claimed in zip(columns.tolist(), w, norm + lost, strict=True):
             rest = right[c].T.flatten() - H[c] @ one.T.flatten()
             said.append((float((rest @ bag.base.inverse @ rest).sqrt()), float(claimed)))
         return norm < 0

@@ -29,7 +29,7 @@ from fullconformal.losses import relative
 # Steps, or products of one, after which a fit is left to a method with line search.
 MOST = 60
 
-Stop = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Stop = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,8 @@ def _newton(
     pi = found[2]
     for _ in range(MOST):
         G = _gradient(bag, change, rows, pi)
-        mu = (G * bag.base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt()
+        solved = bag.base.solve(G)
+        mu = (G * solved).sum((1, 2)).clamp(min=0.0).sqrt()
         better = (mu < left[columns]).nonzero().squeeze(1)
         at = columns[better]
         left[at] = mu[better]
@@ -249,15 +250,15 @@ def _newton(
             break
         if len(on) < len(columns):
             columns, change = columns[on], change[on]
-            G, mu, rows, z, pi = (part.index_select(0, on) for part in (G, mu, rows, z, pi))
+            G, solved, mu, rows, z, pi = (part.index_select(0, on) for part in (G, solved, mu, rows, z, pi))
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
         enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.1))
 
-        def stop(at: Tensor, _: Tensor, __: Tensor, norm: Tensor, enough: Tensor = enough) -> Tensor:
-            return norm <= enough[at]
+        def stop(at: Tensor, _: Tensor, __: Tensor, norm: Tensor, lost: Tensor, enough: Tensor = enough) -> Tensor:
+            return norm + lost <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
-        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop)
+        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop, solved)
         dz = logits_of(bag, step, dtype)
         R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
         t = torch.where(R > 1, torch.log1p(R) / R, 1.0)
@@ -274,11 +275,20 @@ def _widest(dz: Tensor) -> Tensor:
     return relative.range_of(dz).amax(1) if bool((of_all > 1).any()) else of_all
 
 
-def conjugate(bag: LinearBag, change: Change, pi: Tensor, theta: Tensor | None, right: Tensor, stop: Stop) -> Tensor:
+def conjugate(
+    bag: LinearBag,
+    change: Change,
+    pi: Tensor,
+    theta: Tensor | None,
+    right: Tensor,
+    stop: Stop,
+    first: Tensor | None = None,
+) -> Tensor:
     """H̄⁻¹ right (B, K, d) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (B, K, n).
 
-    Products are of their precision. ``stop(columns, solution, step, norm)`` says of some columns whether what is left of the right side
-    is small enough: its norm, rounding included, is that of H⁻¹ at the fit on Z, which times what is left is the step.
+    Products are of their precision. ``stop(columns, solution, step, norm, lost)`` says of some columns whether what is left of the right
+    side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left is the step, the ``first`` of which may be
+    given; rounding of products is not among it, and has a norm of at most what is lost.
     """
     own = None if theta is None else relative.probabilities(at_points(change.x, theta)).T
     unit = 4 * torch.finfo(pi.dtype).eps * len(bag.X) ** 0.5
@@ -287,10 +297,10 @@ def conjugate(bag: LinearBag, change: Change, pi: Tensor, theta: Tensor | None, 
     if not len(columns):
         return out
     for _ in range(MOST):
-        s = bag.base.solve(r)
+        s, first = bag.base.solve(r) if first is None else first, None
         now = (r * s).sum((1, 2))
         norm = now.clamp(min=0.0).sqrt()
-        on = ~stop(columns, w, s, norm + lost) & (norm > lost)
+        on = ~stop(columns, w, s, norm, lost) & (norm > lost)
         if not bool(on.all()):
             out[columns[~on]] = w[~on]
             keep = on.nonzero().squeeze(1)

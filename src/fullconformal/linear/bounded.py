@@ -23,8 +23,8 @@ from fullconformal.losses import relative
 
 # Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
 FLOOR = 1e-9
-# Errors of a logit, by their bound: with the latter most candidates are decided, with the former most of the rest.
-ACCURATE, COARSE = ROUGH, 1e-2
+# Errors of a logit, by their bound: the first decides most candidates, the second most of the rest, the last all but ties.
+COARSE, ACCURATE, FINE = 1e-2, ROUGH, 1e-9
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
 
 
@@ -62,7 +62,7 @@ def bounded_order(
     granted = torch.where(tau.abs() < -math.log(tiny), slack, torch.inf)
     above = margin - off > (tau + granted)[:, None]
     # The loss of a point that is left out does not decrease, and grows by no more than spread(A')(1 − π_y).
-    grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_spread
+    grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
     most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
     order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
     pairs = ((order == 0) & left(order)[:, None]).nonzero()
@@ -76,18 +76,21 @@ def bounded_order(
         lost[column[unknown & (error > closest / 2)]] = True
         unknown &= ~lost[column]
     unknown &= torch.isfinite(error)
-    # About three products each; many more than those take as long as a candidate's Hessian.
-    n, p = len(bag.X), bag.base.inverse.shape[0]
-    few = max(64, n * p * p // (3 * (4 * n * p + 2 * p * p)))
-    unknown &= (torch.bincount(column[unknown], minlength=len(tau)) <= few)[column]
+    unknown &= (torch.bincount(column[unknown], minlength=len(tau)) <= few_solves(bag))[column]
     pairs, error = pairs[unknown], error[unknown]
-    for precision in dict.fromkeys((bag.reference.rough, dtype)):
-        size = max(1, BLOCK // 32 // (8 * n * bag.K))
+    for precision in (dtype,) if accuracy < ACCURATE else dict.fromkeys((bag.reference.rough, dtype)):
+        size = max(1, BLOCK // 32 // (8 * len(bag.X) * bag.K))
         for part, errors in zip(pairs.split(size), error.split(size), strict=True):
             _solve(bag, change, fits, tau, errors, part, order, precision)
         left_over = order[tuple(pairs.T)] == 0
         pairs, error = pairs[left_over], error[left_over]
     return order, fits
+
+
+def few_solves(bag: LinearBag) -> int:
+    """How many points of a candidate to solve for: at about three products each, many more take as long as a Hessian of its own."""
+    n, p = len(bag.X), bag.base.inverse.shape[0]
+    return max(64, n * p * p // (3 * (4 * n * p + 2 * p * p)))
 
 
 def _margins(bag: LinearBag, fits: Added) -> tuple[Tensor, Tensor]:
@@ -120,16 +123,17 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
     """Scores (B,) of the candidates, whose leverage without them is that of the points alone, and their errors."""
     r = relative.residual(fits.z_added, change.y)
     whole, root = fits.factors.whole, fits.spread.sqrt()
+    apart = relative.apart(fits.E[tuple(relative.pairs(bag.K, r.device)[0])], change.y).sqrt()
     low, high = 1 / fits.factors.top, 1 / whole
     size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
     shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
 
     x, left = change.x.T[:, None], torch.arange(len(size), device=size.device)
 
-    def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
+    def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor, lost: Tensor) -> Tensor:
         at = left[columns]
         shift[:, at] = _ahead(x[at], w, s, (low + high)[at] / 2)
-        norms[at] = (high - low)[at] / 2 * norm
+        norms[at] = (high - low)[at] / 2 * norm + high[at] * lost
         return norms[at] <= near * size[at]
 
     for dtype in dict.fromkeys((bag.reference.rough, fits.pi.dtype)):
@@ -140,7 +144,7 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
             break
     other = relative.margin(fits.z_added, change.y).sigmoid()
     off = root * fits.reach
-    error = root * norms + off + grain + fits.spread * high * (turned(off, other) + torch.expm1(fits.error) * other)
+    error = apart * norms + off + grain + fits.spread * high * (turned(off, other) + torch.expm1(fits.error) * other)
     return relative.margin(fits.z_added + shift, change.y), error
 
 
@@ -153,10 +157,16 @@ def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Te
         far, rest = fits.factors[column], at.rest[point]
         low, high = 1 / far.most(rest), 1 / far.least(rest)
         y, z, r = _at_pairs(bag, fits, column, point)
-        s = torch.bmm(at.left_out[point], r.T[:, :, None])[:, :, 0].T
-        length = (r * s).sum(0).clamp(min=0.0).sqrt()
-        alpha = relative.margin(z + (low + high) / 2 * s, y)
-        off = (high - low) / 2 * at.left_out_spread[point].sqrt() * length + errors
+        A = at.left_out[point]
+        s, half = torch.bmm(A, r.T[:, :, None])[:, :, 0].T, (high - low) / 2
+        length = half * (r * s).sum(0).clamp(min=0.0).sqrt()
+        moved = z + (low + high) / 2 * s
+        alpha = relative.margin(moved, y)
+        # What is not known of A' moves the margin along its slope at the moved logits, and bends by an eighth of a range squared.
+        slope = relative.residual(moved, y) / alpha.sigmoid()
+        steep = torch.bmm(torch.bmm(slope.T[:, None], A), slope.T[:, :, None])[:, 0, 0].clamp(min=0.0).sqrt()
+        bent = length * steep + length.square() * at.left_out_spread[point] / 8
+        off = torch.minimum(bent, length * at.left_out_apart[point].sqrt()) + errors
         order[column, point] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
         apart.append((alpha - tau[column]).abs())
     return torch.cat(apart)
@@ -191,10 +201,11 @@ def _solve(
     # The Hessian of a solve is that at logits off by the error.
     other = relative.margin(z, y).sigmoid()
     fixed = error + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
-    reach = (high - low) / 2 * at.spread[point].sqrt()
+    root = at.apart[point].sqrt()
 
-    def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor) -> Tensor:
-        shifted, off = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2), reach[pairs] * norm
+    def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor, lost: Tensor) -> Tensor:
+        shifted = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2)
+        off = root[pairs] * ((high - low)[pairs] / 2 * norm + high[pairs] * lost)
         found = pvalues.order(relative.margin(shifted, y[pairs]), tau[column[pairs]], off + fixed[pairs])
         order[column[pairs], point[pairs]] = found.to(order.dtype)
         # Where the other errors decide, more products would not.

@@ -36,6 +36,9 @@ MULTIPLES = (3.0, 6.0, 10.0, 16.0, 25.0, 40.0, 60.0, 100.0)
 class Reference:
     """The fit on Z point by point: probabilities (C, n), A° (n, K, K), and of A and A° the spreads (n,); m (C, n) as above.
 
+    A margin is that of the own class against the others, so what moves it is m of that class: ``apart`` of A and ``left_out_apart`` of
+    A° (n,), at most the spreads.
+
     A° = (A⁻¹ − S)⁻¹ is the leverage a point has in the bag without it, so that A°r is the step of its logits that leaves it out.
     ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t. ``columns`` (d,) are
     the leverages of the columns' penalties. ``own`` (C, n) is 1 for the class that a point is of, else 0, in float32; ``rough`` is what to
@@ -47,6 +50,8 @@ class Reference:
     left_out: Tensor
     spread: Tensor
     left_out_spread: Tensor
+    apart: Tensor
+    left_out_apart: Tensor
     odds: Tensor
     columns: Tensor
     own: Tensor
@@ -96,16 +101,22 @@ def reference(bag: LinearBag) -> Reference:
     sure = (odds >= 0) & (odds * rounding < 1e-3) & torch.isfinite(left_out).all(2).all(1)
     odds = torch.where(sure, odds, torch.inf)
     i, j = relative.pairs(K, z.device)[0]
-    left_out_spread = relative.spread(left_out[:, i, j, None])[:, 0]
-    left_out_spread = torch.where(sure, left_out_spread, torch.inf)
+    packed = left_out[:, i, j, None]
+    left_out_spread, left_out_apart = (
+        torch.where(sure, part[:, 0], torch.inf)
+        for part in (relative.spread(packed), relative.apart(packed, bag.y[:, None]))
+    )
     blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
     columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
     own = (torch.arange(bag.n_classes, device=z.device)[:, None] == bag.y).float()
     off = len(z) ** 0.5 * logit_rounding(bag, None, theta, torch.float32)
     off = bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum())
     rough = torch.float32 if float(off) < 1e-2 else torch.float64
-    pi, apart = (part[:, :, 0].T.contiguous() for part in (relative.all_probabilities(z), relative.most_apart(C.A)))
-    return Reference(pi, apart, left_out, C.spread[:, 0], left_out_spread, odds, columns, own, rounding, rough)
+    pi, most = (part[:, :, 0].T.contiguous() for part in (relative.all_probabilities(z), relative.most_apart(C.A)))
+    apart = relative.apart(C.A, bag.y[:, None])[:, 0]
+    return Reference(
+        pi, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, odds, columns, own, rounding, rough
+    )
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from fullconformal.linear.bag import (
     logits,
     with_labels,
 )
-from fullconformal.linear.bounded import ACCURATE, BLOCK, COARSE, bounded_order
+from fullconformal.linear.bounded import ACCURATE, BLOCK, COARSE, FINE, bounded_order, few_solves
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import first_step, refit
@@ -100,7 +100,7 @@ def symmetric_counts(
     memory = memory_budget if X_test.is_cuda else min(memory_budget, BLOCK)
 
     @torch.no_grad()
-    def scored(change: Change, theta: Tensor) -> Counted:
+    def scored(change: Change, theta: Tensor, accuracy: float) -> Counted:
         above, undecided = change.x.new_zeros(2, len(change.y))
         near = torch.arange(len(change.y), device=change.y.device)
         # The bags' own Hessians tell the errors; those of ordinary scores come with the last fits.
@@ -109,7 +109,8 @@ def symmetric_counts(
             (refine, torch.float64),
             (refit, torch.float64),
         ):
-            if not len(near) or precision != bag.precision == torch.float64 or (q == 0 and fitted is not refit):
+            early = fitted is not refit and (q == 0 or accuracy < ACCURATE)
+            if not len(near) or precision != bag.precision == torch.float64 or early:
                 continue
             part = change[near]
             found = _counts(_scores(bag, part, fitted(bag, part, theta[:, :, near]), q, precision), part, weight)
@@ -117,12 +118,18 @@ def symmetric_counts(
             near = undecided.nonzero().squeeze(1)
         return above, undecided
 
+    # Whether p is above a level can be told from rougher fits than p.
+    stages = [COARSE if enough is None else 10 * COARSE, ACCURATE, FINE]
+    # Coarse fits cost half as much as accurate ones (of two classes, nearly as much), and pay where they decide every other candidate:
+    # not where some tens of points lie within their error of it.
+    if enough is None and (bag.K == 1 or len(bag.X) * COARSE > 30):
+        stages.remove(COARSE)
+
     def decided(change: Change) -> Counted:
         x = change.x
         above, undecided = x.new_zeros(2, len(change.y))
-        columns, theta, start = torch.arange(len(change.y), device=x.device), x, None
-        # Of two classes accurate fits cost little more than coarse ones, which decide fewer: a quarter less time without them.
-        for accuracy in (ACCURATE,) if bag.K == 1 and enough is None else (COARSE, ACCURATE):
+        columns, start, hard = torch.arange(len(change.y), device=x.device), None, []
+        for accuracy in stages:
             if not len(columns):
                 break
             part = change[columns]
@@ -140,11 +147,16 @@ def symmetric_counts(
             order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
             found, unsure = pvalues.count(order, 0, 0, against, axis=1), left(order)
             above[columns], undecided[columns] = (each.to(x.dtype) for each in found)
+            # Finer fits do not help where many points are open by what is not known of the Hessian.
+            many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
+            last = unsure if accuracy == stages[-1] else many
+            hard.append((columns[last], fits.theta[:, :, last], accuracy))
+            unsure &= ~last
             columns, start = columns[unsure], fits[unsure]
-            theta = start.theta
-        for at in chunks(bag, torch.arange(len(columns), device=x.device), memory):
-            counts = scored(change[columns[at]], theta[:, :, at])
-            above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
+        for these, theta, accuracy in hard:
+            for at in chunks(bag, torch.arange(len(these), device=x.device), memory):
+                counts = scored(change[these[at]], theta[:, :, at], accuracy)
+                above[these[at]], undecided[these[at]] = (each.to(x.dtype) for each in counts)
         return above, undecided
 
     return count_objects(bag, as_objects(X_test, factors), decided, weight, memory, progress)

@@ -114,6 +114,12 @@ def most_apart(A: Tensor) -> Tensor:
     return (diagonal.unsqueeze(-2) + diagonal.unsqueeze(-3) - 2 * whole).amax(-2)
 
 
+def apart(A: Tensor, y: Tensor) -> Tensor:
+    """The same of the own class y (..., 1 or B) alone, (..., B): the square of what a step's norm can do to a margin."""
+    most = most_apart(A)
+    return most.gather(-2, y.unsqueeze(-2).expand(*most.shape[:-2], 1, most.shape[-1])).squeeze(-2)
+
+
 def range_of(z: Tensor) -> Tensor:
     """Range (..., B) of the logits (0, z), z (..., K, B)."""
     return z.amax(-2).clamp(min=0.0) - z.amin(-2).clamp(max=0.0)
