@@ -165,7 +165,7 @@ class Unpacker:
         """Tensors of the file, and the length of its text."""
         self.tensors, self.device, self.factory = tensors, torch.device(device), factory
         self.size = text + sum(value.nbytes for value in tensors.values())
-        self.left = LIMITS.memory(self.size)
+        self.left, self.seen = LIMITS.memory(self.size), set[str]()
 
     def take(self, size: int) -> None:
         """Raise where so many bytes are more than what is left to this file."""
@@ -185,6 +185,8 @@ class Unpacker:
         tag = node["is"]
         if tag in KINDS:
             self.take(LIMITS.value)
+            require(not getattr(KINDS[tag].cls, "once", False) or tag not in self.seen, f"number of {tag}")
+            self.seen.add(tag)
             return KINDS[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
         reader = {
             "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
@@ -237,7 +239,7 @@ class Unpacker:
         dtype = np.dtype(object) if node["dtype"] == "object" else strings(expect(node["dtype"], str))
         if dtype.kind == "U":
             # No wider than its longest word: what is compared with it becomes as wide.
-            dtype = np.dtype(f"<U{max((len(item) for item in items if isinstance(item, str)), default=1) or 1}")
+            dtype = strings(f"<U{max((len(item) for item in items if isinstance(item, str)), default=1) or 1}")
         self.take(dtype.itemsize * len(items))
         out = np.empty(len(items), dtype=dtype)
         out[:] = items
