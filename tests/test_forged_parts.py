@@ -34,6 +34,7 @@ from fullconformal import (
     CVPlusClassifier,
     FullConformalClassifier,
     FullConformalRegressor,
+    JackknifePlusRegressor,
     SplitConformalClassifier,
     SplitConformalRegressor,
     load,
@@ -445,6 +446,20 @@ def named_layer(content, tensors):
     network["training"] = []
 
 
+def combined(content, tensors):
+    content["predictor"]["fitted"]["items"].append(["aggregation", "median"])
+
+
+def two_models(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "HeldOut")
+    node["parts"] *= 2
+
+
+def other_rule(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "CalibratedBands")
+    node["rule"] = "plus"
+
+
 def pooled():
     layers = nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, 1, 1), nn.Flatten(), nn.Linear(9, 2)
     X, y = points(20, 4)
@@ -662,6 +677,12 @@ ATTACKS = {
     ),
     "a pool of nothing but padding": (pooled, pool_of_nothing),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
+    "p-values combined by a split": (lambda: classifier(LogisticRegression()), combined),
+    "two models of a split": (lambda: classifier(LogisticRegression()), two_models),
+    "ends for themselves by a split": (
+        lambda: SplitConformalRegressor(Ridge(), random_state=0).fit(points()[0], points()[0].sum(1)),
+        other_rule,
+    ),
     "a format of names": (
         lambda: classifier(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0])]), LogisticRegression())),
         format_of_names,
@@ -711,6 +732,13 @@ def test_a_forged_part_is_refused(name, tmp_path):
     # By a look at the part itself, not by what came of it: larger ones would have taken memory or time until then.
     with pytest.raises(StorageError, match=r"^(?!.*does not fit together)"):
         load(tmp_path / "it")
+
+
+def test_the_promise_is_of_the_rule_that_was_fitted():
+    X, _ = points()
+    reg = JackknifePlusRegressor(Ridge()).fit(X, X.sum(1))
+    assert reg.set_params(minmax=True).guarantee_.word == "1 − 2ε"
+    assert reg.fit(X, X.sum(1)).guarantee_.is_exact
 
 
 def test_tensors_of_many_axes_are_refused_at_once(tmp_path):

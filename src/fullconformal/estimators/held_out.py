@@ -198,7 +198,7 @@ class HeldOutClassifier(ConformalClassifier):
     #: values of the parameters that say how labels are scored, when it was fitted
     _scored_by: tuple[Any, ...]
     #: how parts are combined
-    aggregation: str = "pooled"
+    aggregation: ClassVar[str] = "pooled"
     #: what is promised of the sets
     _promise: ClassVar[Guarantee]
 
@@ -302,7 +302,10 @@ class HeldOutClassifier(ConformalClassifier):
 
     def verify(self) -> None:
         self.check_params()
-        self._held_out.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
+        held = self._held_out
+        held.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
+        # What is exact of one model is not of several.
+        require(not self._promise.is_exact or (type(held) is HeldOut and len(held.parts) == 1), "number of models")
         require(_num_samples(self._sample) <= LIMITS.rows, "sample")
         self.verify_p()
 

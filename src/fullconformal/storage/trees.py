@@ -97,16 +97,15 @@ def check_forest(estimator: Any) -> None:
     if n_classes is not None and n_classes != len(getattr(estimator, "classes_", ())):
         raise StorageError("a forest has other classes than labels")
     # Compiled code makes room for as many outputs as it is told of.
-    if isinstance(estimator, (BaseForest, BaseDecisionTree)) and getattr(estimator, "n_outputs_", 1) != 1:
-        raise StorageError("a forest predicts more than one number or label")
+    trees = isinstance(estimator, (BaseForest, BaseDecisionTree))
+    require(not trees or getattr(estimator, "n_outputs_", 1) == 1, "number of a forest's outputs")
     tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
-    if tree is not None and (type(tree) is not Tree or tree.n_features != width):
-        raise StorageError("a tree looks at columns that it is not given")
+    require(tree is None or (type(tree) is Tree and tree.n_features == width), "columns that a tree looks at")
     members = getattr(estimator, "estimators_", None)
     if isinstance(estimator, BaseForest) and members is not None:
         kind = type(expect(estimator.estimator, BaseEstimator))
-        if any(type(member) is not kind or member.n_features_in_ != width for member in expect(members, list)):
-            raise StorageError("a forest holds a tree that is not its own")
+        own = all(type(one) is kind and one.n_features_in_ == width for one in expect(members, list))
+        require(own, "forest's trees")
 
 
 # Boosted trees --------------------------------------------------------------------------------------------------------

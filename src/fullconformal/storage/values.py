@@ -232,8 +232,7 @@ class Unpacker:
         items = self.unpack(expect(node["items"], list))
         shape = tuple(expect(node["shape"], list))
         sizes = len(shape) <= LIMITS.axes and all(type(size) is int and size >= 0 for size in shape)
-        if not sizes or len(items) != math.prod(shape):
-            raise StorageError("an array of objects has not the size it declares")
+        require(sizes and len(items) == math.prod(shape), "size of an array of objects")
         if any(not (item is None or isinstance(item, (str, bool, int, float, np.generic))) for item in items):
             raise StorageError("an array of objects holds something else than labels")
         dtype = np.dtype(object) if node["dtype"] == "object" else strings(expect(node["dtype"], str))
