@@ -455,6 +455,22 @@ def two_models(content, tensors):
     node["parts"] *= 2
 
 
+def many_models(content, tensors):
+    """Of many classes, and each of next to no bytes."""
+    fitted, n_classes = dict(content["predictor"]["fitted"]["items"]), 7000
+    tensors["classes"], tensors["present"] = torch.arange(n_classes, dtype=torch.int16), torch.tensor([0, 1])
+    model = {"is": "LogProba", "model": None, "present": array("present"), "n_classes": n_classes}
+    fitted["classes_"].clear()
+    fitted["classes_"].update(array("classes"))
+    if "_held_out" in fitted:
+        held = fitted["_held_out"]
+        held["n_classes"], held["parts"] = n_classes, [held["parts"][0] | {"model": model}] * 1000
+    else:
+        held = fitted["_fitted"]
+        held["n_classes"] = n_classes
+        held["trained"] |= {"folds": 1000, "models": [model] * 1000}
+
+
 def other_rule(content, tensors):
     (node,) = nodes(content, lambda node: node.get("is") == "CalibratedBands")
     node["rule"] = "plus"
@@ -683,6 +699,8 @@ ATTACKS = {
         lambda: SplitConformalRegressor(Ridge(), random_state=0).fit(points()[0], points()[0].sum(1)),
         other_rule,
     ),
+    "folds of many models": (lambda: FullConformalClassifier(method="folds", folds=2).fit(*points()), many_models),
+    "parts of many models": (lambda: CVPlusClassifier(n_folds=2, random_state=0).fit(*points()), many_models),
     "a format of names": (
         lambda: classifier(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0])]), LogisticRegression())),
         format_of_names,

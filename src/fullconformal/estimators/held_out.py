@@ -119,6 +119,8 @@ class HeldOut:
         """Raise where a loaded one is not whole."""
         expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
+        # The outputs of all of them are held at a time.
+        require(LIMITS.rows * len(self.parts) * n_classes <= LIMITS.budget // 32, "number of models")
         sizes = n_categories * self.width
         require(self.sizes.dtype == np.int64 and self.sizes.shape == (sizes,), "sizes")
         for part in self.parts:

@@ -207,8 +207,7 @@ def build(node: dict[str, Any], unpacker: Unpacker) -> nn.Module:
         return cls(build(expect(node["inner"], dict), unpacker), expect(node[name], str))
     cls, names = LAYERS[among(layer, LAYERS)]
     arguments = expect(node["arguments"], dict)
-    if sorted(arguments) != sorted(names) or not allowed(arguments):
-        raise StorageError(f"the arguments of {layer} are not what they should be")
+    require(sorted(arguments) == sorted(names) and allowed(arguments), f"{layer}'s arguments")
     with torch.device("meta"):
         return cls(**arguments)
 

@@ -221,8 +221,7 @@ class Unpacker:
 
     def _array(self, node: dict[str, Any]) -> Any:
         kept, order = self.tensors[expect(node["tensor"], str)], expect(node["order"], list)
-        if any(type(axis) is not int for axis in order) or sorted(order) != list(range(kept.ndim)):
-            raise StorageError("an array's axes are not in any order")
+        require(all(type(axis) is int for axis in order) and sorted(order) == list(range(kept.ndim)), "array's axes")
         value = kept.permute([order.index(axis) for axis in range(kept.ndim)])
         # Each value has memory of its own, as before it was saved: who changes one in place changes no other.
         self.take(kept.nbytes)
