@@ -10,7 +10,7 @@ from forged import assembled, estimator, header_and_data, opened, signed
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
 from sklearn.feature_selection import VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, DotProduct
@@ -31,8 +31,10 @@ from sklearn.preprocessing import (
 from torch import nn
 
 from fullconformal import (
+    CVPlusClassifier,
     FullConformalClassifier,
     FullConformalRegressor,
+    JackknifePlusRegressor,
     SplitConformalClassifier,
     SplitConformalRegressor,
     load,
@@ -350,6 +352,130 @@ def pool_of_nothing(content, tensors):
         pairs[:] = [[name, 3 if name == "dilation" else value] for name, value in pairs]
 
 
+def format_of_names(content, tensors):
+    for node in nodes(content, of_class("ColumnTransformer")):
+        put(node, "params", "verbose_feature_names_out", "{feature_name:>99}")
+
+
+def long_name(content, tensors):
+    tensors["many"] = torch.arange(20_000, dtype=torch.int16)
+    name = {"is": "objects", "dtype": "object", "shape": [3], "items": ["n" * 5000, "b", "c"]}
+    for node in nodes(content, of_class("OneHotEncoder")):
+        if node["fitted"]["items"]:
+            fitted = dict(node["fitted"]["items"])
+            put(node, "fitted", "feature_names_in_", name)
+            put(node, "fitted", "categories_", [array("many"), *fitted["categories_"][1:]])
+            put(node, "fitted", "_n_features_outs", [20_000, *fitted["_n_features_outs"][1:]])
+
+
+def names_of_names(content, tensors):
+    """Each union and the product behind it make names that are twice as long."""
+    for node in nodes(content, of_class("Pipeline")):
+        steps = dict(node["params"]["items"])["steps"]
+        if any(step["items"][1]["class"] == "PolynomialFeatures" for step in steps):
+            first, *rest = steps
+            many = [
+                {"is": "tuple", "items": [f"s{k}", copy.deepcopy(step["items"][1])]} for k, step in enumerate(rest * 30)
+            ]
+            steps[:] = [first, *many]
+
+
+def long_column(content, tensors):
+    tensors["one"] = torch.zeros(1, dtype=torch.uint8)
+    table = {"is": "frame", "names": ["n" * 2000], "columns": [array("one")]}
+    content["predictor"]["params"]["items"].append(["cv", table])
+
+
+def small_points(content, tensors):
+    """Of which a tree is made in float64, as often as they are named."""
+    tensors["X"] = torch.arange(300_000).reshape(-1, 3).to(torch.uint8)
+    tensors["y"] = (torch.arange(100_000) % 2).to(torch.uint8)
+    for node in nodes(content, of_class("KNeighborsClassifier")):
+        put(node, "params", "leaf_size", 1)
+        if node["fitted"]["items"]:
+            node["fitted"]["items"] = [["X", array("X", 2)], ["y", array("y")]]
+
+
+def small_values(content, tensors):
+    for k, node in enumerate(nodes(content, lambda node: node.get("is") == "tree")):
+        tensors[f"small {k}"] = tensors[node["values"]["tensor"]].to(torch.uint8)
+        node["values"]["tensor"] = f"small {k}"
+
+
+def small_indices(content, tensors):
+    for node in nodes(content, of_class("KNeighborsClassifier")):
+        if node["fitted"]["items"]:
+            n, d = tensors[dict(node["fitted"]["items"])["X"]["tensor"]].shape
+            tensors["p"], tensors["i"] = torch.arange(n + 1), torch.zeros(n, dtype=torch.int8)
+            tensors["v"] = torch.ones(n, dtype=torch.float64)
+            parts = {"data": array("v"), "indices": array("i"), "indptr": array("p"), "n_columns": d}
+            put(node, "fitted", "X", {"is": "csr_matrix", **parts})
+
+
+def long_label(content, tensors):
+    labels = dict(content["predictor"]["fitted"]["items"])["classes_"]
+    labels["items"][1] = "b" * (LIMITS.word + 1)
+
+
+def many_fits(content, tensors):
+    fitted = dict(content["predictor"]["fitted"]["items"])["_fitted"]
+    content["predictor"]["params"]["items"].append(["method", {"is": "Exact", "model": [fitted] * 2}])
+
+
+def told_cost(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "FittedInfluence")
+    node["estimates"] = {"is": "tuple", "items": ["\x1b[2J"]}
+
+
+def told_reason(content, tensors):
+    pairs = content["predictor"]["fitted"]["items"]
+    pairs[:] = [[name, "\x1b[2J" if name == "method_reason_" else value] for name, value in pairs]
+
+
+def named_layer(content, tensors):
+    """Of the network that is only printed."""
+    network = dict(content["predictor"]["params"]["items"])["estimator"]
+    for pairs in (
+        network["state"]["items"],
+        *(node["items"] for node in nodes(network["layers"], lambda node: "items" in node)),
+    ):
+        for pair in pairs:
+            if pair[0] == "inner":
+                pair[1][0][0] = "\x1b[2J"
+            pair[0] = pair[0].replace("0.", "\x1b[2J.")
+    network["training"] = []
+
+
+def combined(content, tensors):
+    content["predictor"]["fitted"]["items"].append(["aggregation", "median"])
+
+
+def two_models(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "HeldOut")
+    node["parts"] *= 2
+
+
+def many_models(content, tensors):
+    """Of many classes, and each of next to no bytes."""
+    fitted, n_classes = dict(content["predictor"]["fitted"]["items"]), 7000
+    tensors["classes"], tensors["present"] = torch.arange(n_classes, dtype=torch.int16), torch.tensor([0, 1])
+    model = {"is": "LogProba", "model": None, "present": array("present"), "n_classes": n_classes}
+    fitted["classes_"].clear()
+    fitted["classes_"].update(array("classes"))
+    if "_held_out" in fitted:
+        held = fitted["_held_out"]
+        held["n_classes"], held["parts"] = n_classes, [held["parts"][0] | {"model": model}] * 1000
+    else:
+        held = fitted["_fitted"]
+        held["n_classes"] = n_classes
+        held["trained"] |= {"folds": 1000, "models": [model] * 1000}
+
+
+def other_rule(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "CalibratedBands")
+    node["rule"] = "plus"
+
+
 def pooled():
     layers = nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, 1, 1), nn.Flatten(), nn.Linear(9, 2)
     X, y = points(20, 4)
@@ -567,6 +693,47 @@ ATTACKS = {
     ),
     "a pool of nothing but padding": (pooled, pool_of_nothing),
     "escapes": (lambda: HEADS.fit(*points()), escapes),
+    "p-values combined by a split": (lambda: classifier(LogisticRegression()), combined),
+    "two models of a split": (lambda: classifier(LogisticRegression()), two_models),
+    "ends for themselves by a split": (
+        lambda: SplitConformalRegressor(Ridge(), random_state=0).fit(points()[0], points()[0].sum(1)),
+        other_rule,
+    ),
+    "folds of many models": (lambda: FullConformalClassifier(method="folds", folds=2).fit(*points()), many_models),
+    "parts of many models": (lambda: CVPlusClassifier(n_folds=2, random_state=0).fit(*points()), many_models),
+    "a format of names": (
+        lambda: classifier(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0])]), LogisticRegression())),
+        format_of_names,
+    ),
+    "a long name of many columns": (
+        lambda: classifier(
+            make_pipeline(OneHotEncoder(sparse_output=False, handle_unknown="ignore"), LogisticRegression())
+        ),
+        long_name,
+    ),
+    "names of names": (
+        lambda: classifier(
+            make_pipeline(
+                PCA(1),
+                FeatureUnion([("a", StandardScaler()), ("b", StandardScaler())]),
+                PolynomialFeatures((2, 2), interaction_only=True, include_bias=False),
+                LogisticRegression(),
+            )
+        ),
+        names_of_names,
+    ),
+    "a long name in a table": (lambda: classifier(LogisticRegression()), long_column),
+    "a tree of small numbers": (
+        lambda: CVPlusClassifier(KNeighborsClassifier(3), n_folds=4, random_state=0).fit(*points()),
+        small_points,
+    ),
+    "small numbers in a tree": (lambda: classifier(RandomForestClassifier(2, max_depth=2)), small_values),
+    "small indices": (lambda: classifier(KNeighborsClassifier(3, algorithm="brute")), small_indices),
+    "a long label": (lambda: classifier(LogisticRegression()), long_label),
+    "a fit in a fit": (lambda: HEADS.fit(*points()), many_fits),
+    "escapes in a cost": (lambda: HEADS.fit(*points()), told_cost),
+    "escapes in a reason": (lambda: HEADS.fit(*points()), told_reason),
+    "escapes in a layer's name": (lambda: classifier(mlp(3, (2,), 2)), named_layer),
 }
 
 
@@ -583,6 +750,13 @@ def test_a_forged_part_is_refused(name, tmp_path):
     # By a look at the part itself, not by what came of it: larger ones would have taken memory or time until then.
     with pytest.raises(StorageError, match=r"^(?!.*does not fit together)"):
         load(tmp_path / "it")
+
+
+def test_the_promise_is_of_the_rule_that_was_fitted():
+    X, _ = points()
+    reg = JackknifePlusRegressor(Ridge()).fit(X, X.sum(1))
+    assert reg.set_params(minmax=True).guarantee_.word == "1 − 2ε"
+    assert reg.fit(X, X.sum(1)).guarantee_.is_exact
 
 
 def test_tensors_of_many_axes_are_refused_at_once(tmp_path):

@@ -40,6 +40,12 @@ def test_a_schema_from_strange_json_is_refused(values):
         Schema.of_json(values)
 
 
+def test_dates_and_words_of_columns_that_are_not_used_are_ignored():
+    values = asdict(schema()) | {"dates": ["none"], "words": {"none": ["red"]}}
+    found = Schema.of_json(values)
+    assert found.objects(table()).equals(schema().objects(table())) and found.unseen(table()) == {}
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"text": [f"t{k}" for k in range(240)]}, r"'text' holds 240 different texts .* --drop text"),
     ({"my text": [f"t{k}" for k in range(240)]}, "--drop 'my text'"),

@@ -129,14 +129,14 @@ class Schema:
                 f"the table lacks the column{'s' * (len(absent) > 1)} {listed(absent)}, which the predictor was fitted on; "
                 "add what is lacking, with empty cells where it is not known, or fit without it (--drop)."
             )
-        days = {name: as_days(frame[name], name) for name in self.dates}
+        days = {name: as_days(frame[name], name) for name in self.numbers if name in self.dates}
         out: dict[str, Any] = {name: as_numbers(days.get(name, frame[name]), name) for name in self.numbers}
         out |= {name: as_words(frame[name]) for name in self.categories}
         return pd.DataFrame(out, columns=self.columns)
 
     def unseen(self, objects: pd.DataFrame) -> dict[str, tuple[int, list[str]]]:
         """By column, the number of rows whose category the training table lacks, and a few of these categories."""
-        new = {name: objects[name].fillna("") for name in self.words}
+        new = {name: objects[name].fillna("") for name in self.words if name in self.categories}
         new = {name: column[~column.isin(self.words[name])] for name, column in new.items()}
         few = {name: [word or "missing" for word in column.unique()[:3]] for name, column in new.items()}
         return {name: (len(column), few[name]) for name, column in new.items() if len(column)}

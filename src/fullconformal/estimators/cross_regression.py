@@ -172,7 +172,7 @@ class JackknifePlusRegressor(PlusRegressor):
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        return (EXACT if self.minmax else TWICE).because("each point has a model of its own")
+        return (EXACT if self._calibrated.rule == "minmax" else TWICE).because("each point has a model of its own")
 
     def check_params(self) -> None:
         check_shared(self)

@@ -16,7 +16,7 @@ from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import transform
 from fullconformal.models.transformers import is_fixed
 from fullconformal.runtime.tasks import Work, say_nothing
-from fullconformal.storage import StorageError
+from fullconformal.storage import StorageError, printable
 
 # Parameters that a method is told of as they are, of the estimators that have them.
 AS_GIVEN = ("l2", "prefit", "head", "max_epochs", "curvature", "damping", "approximation", "folds", "repeats", "update")
@@ -62,6 +62,7 @@ class FullConformal(Conformal):
 
     def _verify_transformers(self) -> None:
         """Raise where the transformers of a loaded predictor make another thing of the objects it kept."""
+        printable(self.method_reason_)
         if not self._fitted.holds(self._prepare_inputs(self._sample)):
             raise StorageError(
                 "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"

@@ -119,6 +119,8 @@ class HeldOut:
         """Raise where a loaded one is not whole."""
         expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
+        # The outputs of all of them are held at a time.
+        require(LIMITS.rows * len(self.parts) * n_classes <= LIMITS.budget // 32, "number of models")
         sizes = n_categories * self.width
         require(self.sizes.dtype == np.int64 and self.sizes.shape == (sizes,), "sizes")
         for part in self.parts:
@@ -198,7 +200,7 @@ class HeldOutClassifier(ConformalClassifier):
     #: values of the parameters that say how labels are scored, when it was fitted
     _scored_by: tuple[Any, ...]
     #: how parts are combined
-    aggregation: str = "pooled"
+    aggregation: ClassVar[str] = "pooled"
     #: what is promised of the sets
     _promise: ClassVar[Guarantee]
 
@@ -302,7 +304,10 @@ class HeldOutClassifier(ConformalClassifier):
 
     def verify(self) -> None:
         self.check_params()
-        self._held_out.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
+        held = self._held_out
+        held.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
+        # What is exact of one model is not of several.
+        require(not self._promise.is_exact or (type(held) is HeldOut and len(held.parts) == 1), "number of models")
         require(_num_samples(self._sample) <= LIMITS.rows, "sample")
         self.verify_p()
 

@@ -318,7 +318,11 @@ class HeldOutRegressor(ConformalRegressor):
 
     def verify(self) -> None:
         self.check_params()
-        self._calibrated.verify(self.verify_categories(self.n_samples_fit_), self._categories is not None)
+        found = self._calibrated
+        found.verify(self.verify_categories(self.n_samples_fit_), self._categories is not None)
+        # What is exact of one model, or of the hull of several, is not of several by themselves.
+        alone = found.rule == "minmax" or (found.rule == "own" and not found.model.any())
+        require(alone or not self.guarantee_.is_exact, "number of models")
         self.verify_intervals()
 
     def _objects(self, X: Any) -> Any:

@@ -196,6 +196,8 @@ class FittedModel(ABC):
     takes_scales: ClassVar[bool] = False
     #: number of training points
     n: int
+    #: whether a file may hold one only: much is made of little when it is loaded
+    once: ClassVar[bool] = True
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

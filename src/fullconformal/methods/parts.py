@@ -43,7 +43,7 @@ from fullconformal.problem import Problem
 from fullconformal.runtime.files import Parts, fingerprint
 from fullconformal.runtime.hashing import hashes, uniforms
 from fullconformal.runtime.tasks import Progress, finished
-from fullconformal.storage import require, savable
+from fullconformal.storage import LIMITS, require, savable
 
 #: points that train, points that are scored
 Part = tuple[IntArray, IntArray]
@@ -275,6 +275,8 @@ class FoldModels:
         fold = self.fold
         require(fold.ndim == 2 and fold.dtype == np.int64 and fold.shape[1] == n and 0 <= self.seed < 2**32, "folds")
         require(self.folds >= 2 and len(self.models) == len(fold) * self.folds > 0, "folds")
+        # The outputs of all of them are held at a time, which few numbers in a file do not bear out.
+        require(LIMITS.rows * len(self.models) * n_classes <= LIMITS.budget // 32, "number of models")
         require(bool(((fold >= 0) & (fold < self.folds)).all()), "folds")
         kind = Prediction if n_classes == 1 else LogProba
         finals = [model.model if isinstance(model, Piped) else model for model in self.models]

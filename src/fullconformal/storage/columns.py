@@ -15,9 +15,9 @@ from fullconformal.storage.values import Packer
 UNIONS = {"FeatureUnion": "transformer_list", "ColumnTransformer": "transformers_"}
 MAKERS = {
     "PolynomialFeatures", "OneHotEncoder", "PCA", "TruncatedSVD", "FeatureUnion", "ColumnTransformer", "LabelBinarizer",
-    "MissingIndicator", "SimpleImputer", "RoundedImputer", "KNNImputer",
+    "MissingIndicator", "SimpleImputer", "RoundedImputer", "KNNImputer", "KBinsDiscretizer",
 }  # fmt: skip
-GROWING = MAKERS | {"Pipeline", "KBinsDiscretizer", "FrozenEstimator"}
+GROWING = MAKERS | {"Pipeline", "FrozenEstimator"}
 
 
 def learn_polynomials(estimator: Any, fitted: dict[str, Any], most: int) -> None:
@@ -110,12 +110,31 @@ def width(estimator: Any) -> int:
         return max(len(getattr(estimator, "components_", ())), int(asked))
     if name == "OneHotEncoder":
         return sum(getattr(estimator, "_n_features_outs", ()))
-    if hasattr(estimator, "_encoder"):
-        return width(estimator._encoder)
+    if name == "KBinsDiscretizer":
+        # Or, if it is fitted again, of each column as many as it is asked for.
+        return int(np.broadcast_to(estimator.n_bins, given).sum(dtype=np.int64))
     if name in ("MissingIndicator", "LabelBinarizer"):
         return max(given, len(getattr(estimator, "features_", ())), len(getattr(estimator, "classes_", ())))
     # Imputers put marks of what was missing beside their columns.
     return given + (width(estimator.indicator_) if hasattr(estimator, "indicator_") else 0)
+
+
+def longest_name(estimator: Any, given: int = 1) -> int:
+    """Characters of the longest name that a transformer gives a column, if those it is given have names as long as that."""
+    name = type(estimator).__name__
+    if name == "FrozenEstimator":
+        return longest_name(estimator.estimator, given)
+    given = max([given, *(len(str(own)) for own in getattr(estimator, "feature_names_in_", ()))])
+    for _, step in getattr(estimator, "steps", ()):
+        given = longest_name(step, given)
+    prefixed = [
+        len(str(at)) + longest_name(step, given) for at, step, *_ in getattr(estimator, UNIONS.get(name, ""), ())
+    ]
+    if name == "PolynomialFeatures":
+        given *= max(1, min(int(np.max(estimator.degree)), getattr(estimator, "n_features_in_", 1)))
+    words = (len(str(word)) for known in getattr(estimator, "categories_", ()) for word in known)
+    # And a number, or a word of scikit-learn's.
+    return max([given, *prefixed]) + max(words, default=0) + 24
 
 
 def listed(step: Any) -> Any:

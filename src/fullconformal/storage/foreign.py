@@ -18,11 +18,11 @@ from sklearn.gaussian_process import kernels
 from sklearn.gaussian_process.kernels import Kernel
 
 from fullconformal.runtime.files import one_line
-from fullconformal.storage.columns import MAKERS, check_codes, check_steps, learn_polynomials, width
+from fullconformal.storage.columns import MAKERS, check_codes, check_steps, learn_polynomials, longest_name, width
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.trees import boosted_again, boosted_parts, check_forest
-from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, defaults, expect
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, defaults, expect, require
 
 # What the classes that may be loaded learn, by module and name. None of them calls what it is given, but for `check`.
 LEARNED: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("learned.toml").read_text(encoding="utf-8"))
@@ -105,11 +105,13 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
             raise StorageError(one_line(error)) from error
     check_fitted(name, fitted)
     if name.startswith("KNeighbors") and fitted:
+        # A copy and a tree of all points, in float64, whatever they are kept in.
+        n, numbers = len(fitted["y"]), fitted["X"].size
+        unpacker.take(16 * (numbers + n) + 64 * (numbers + 2 * n) // estimator.leaf_size)
         return estimator.fit(fitted["X"], fitted["y"])
-    if fitted and hasattr(cls, "transform") and "n_features_in_" not in fitted and name not in WITHOUT:
-        raise StorageError(f"{name} does not say how many columns it takes")
-    if fitted.get("n_features_in_", 0) > max(unpacker.size, LIMITS.sparse_columns):
-        raise StorageError(f"{name} has more columns than a file of its size can bear out")
+    counted = not fitted or not hasattr(cls, "transform") or "n_features_in_" in fitted or name in WITHOUT
+    few = fitted.get("n_features_in_", 0) <= max(unpacker.size, LIMITS.sparse_columns)
+    require(counted and few, f"number of columns that {name} takes")
     if name.startswith("HistGradientBoosting") and fitted:
         return boosted_again(estimator, fitted)
     if name == "PolynomialFeatures" and fitted:
@@ -122,20 +124,17 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
     check_forest(estimator)
     if name == "QuadraticDiscriminantAnalysis" and fitted:
         parts = list(zip(fitted["rotations_"], fitted["scalings_"], strict=True))
-        shapes = len(parts) == len(fitted["classes_"])
-        if not shapes or any(R.shape != (fitted["n_features_in_"], len(S)) for R, S in parts):
-            raise StorageError("a discriminant analysis is not what it should be")
-    if name == "KBinsDiscretizer" and fitted:
-        # It is fitted again with each object.
-        bins = np.broadcast_to(estimator.n_bins, fitted["n_features_in_"]).sum(dtype=np.int64)
-        if bins > LIMITS.columns(unpacker.size):
-            raise StorageError(f"{name} makes {bins:,} columns, more than a file of its size can bear out")
+        shapes = all(R.shape == (fitted["n_features_in_"], len(S)) for R, S in parts)
+        require(shapes and len(parts) == len(fitted["classes_"]), "discriminant analysis")
     if name == "OneHotEncoder" and "categories_" in fitted:
         check_codes(estimator)
     if name == "ColumnTransformer" and "transformers_" in fitted:
         check_steps(estimator)
     if name in MAKERS and width(estimator) > LIMITS.columns(unpacker.size):
         raise StorageError(f"{name} makes {width(estimator):,} columns, more than a file of its size can bear out")
+    if hasattr(cls, "transform"):
+        # Each column may be given a name that is made of others.
+        unpacker.take(width(estimator) * longest_name(estimator))
     return estimator
 
 
@@ -218,6 +217,8 @@ def check(name: str, params: dict[str, Any]) -> None:
             # Compiled code takes matrices of distances in any shape.
             or (key in ("metric_params", "kw_args", "inv_kw_args") and value)
             or (key == "metric" and not isinstance(value, str))
+            # A format of names, which may be as long as it says.
+            or (key == "verbose_feature_names_out" and not isinstance(value, bool))
             or (
                 key == "transformer_weights"
                 and not all(isinstance(weight, (int, float, np.number)) for weight in (value or {}).values())
@@ -271,8 +272,7 @@ def unpack_kernel(values: dict[str, Any], _: Unpacker) -> Kernel:
     )
     made: Kernel = getattr(kernels, among(values["class"], KERNELS))(**params)
     # Each may hold a matrix of all points while the others are computed.
-    if not known or sum(isinstance(part, Kernel) for part in made.get_params().values()) > 32:
-        raise StorageError("a kernel is not what it should be")
+    require(known and sum(isinstance(part, Kernel) for part in made.get_params().values()) <= 32, "kernel")
     return made
 
 
@@ -294,13 +294,9 @@ def unpack_frame(values: dict[str, Any], _: Unpacker) -> pd.DataFrame:
     whole = all(
         isinstance(column, np.ndarray) and column.shape == columns[0].shape and column.ndim == 1 for column in columns
     )
-    # Python's hash of other names can be chosen.
-    if (
-        not whole
-        or not all(isinstance(name, (str, int, float, np.generic)) for name in names)
-        or len(set(names)) < len(names)
-    ):
-        raise StorageError("a table's columns are not what they should be")
+    # Python's hash of other names can be chosen; and transformers that are fitted again make longer names of these.
+    short = all(isinstance(name, (str, int, float, np.generic)) and len(str(name)) <= LIMITS.value for name in names)
+    require(whole and short and len(set(names)) == len(names), "table's columns")
     return pd.DataFrame(dict(zip(names, (pd.Series(column, dtype=column.dtype) for column in columns), strict=True)))
 
 
@@ -315,14 +311,12 @@ def unpack_sparse(cls: type[Any], values: dict[str, Any], _: Unpacker) -> Any:
     """The sparse matrix again: compiled code will trust its indices, so that all of them are checked here."""
     parts = tuple(expect(values[name], np.ndarray) for name in ("data", "indices", "indptr"))
     n_columns = expect(values["n_columns"], int)
-    numbers = all(
-        part.ndim == 1 and part.dtype.kind in kinds for part, kinds in zip(parts, ("biuf", "i", "i"), strict=True)
-    )
-    if not numbers or not len(parts[2]) or not 0 <= n_columns <= LIMITS.sparse_columns:
-        raise StorageError("a sparse matrix is not what it should be")
-    # SciPy looks at differences, which numbers of the file may make overflow.
-    if (parts[2][1:] < parts[2][:-1]).any():
-        raise StorageError("a sparse matrix is not what it should be")
+    # SciPy makes smaller indices larger, in memory that was not counted.
+    numbers = parts[0].dtype.kind in "biuf" and all(part.dtype in (np.int32, np.int64) for part in parts[1:])
+    numbers &= all(part.ndim == 1 for part in parts) and len(parts[2]) > 0
+    # And looks at differences, which numbers of the file may make overflow.
+    ascending = numbers and not (parts[2][1:] < parts[2][:-1]).any()
+    require(ascending and 0 <= n_columns <= LIMITS.sparse_columns, "sparse matrix")
     X = cls(parts, shape=(len(parts[2]) - 1, n_columns))
     X.check_format(full_check=True)
     return X

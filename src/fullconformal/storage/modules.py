@@ -17,7 +17,7 @@ from torch import nn
 from fullconformal.runtime.files import one_line
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
-from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect, require
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect, printable, require
 
 CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode")
 NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
@@ -200,15 +200,14 @@ def build(node: dict[str, Any], unpacker: Unpacker) -> nn.Module:
     if layer == "Sequential":
         parts = nn.Sequential()
         for name, inner in expect(node["inner"], list):
-            parts.add_module(expect(name, str), build(expect(inner, dict), unpacker))
+            parts.add_module(printable(name), build(expect(inner, dict), unpacker))
         return parts
     if layer in WRAPPERS:
         cls, _, name = WRAPPERS[layer]
         return cls(build(expect(node["inner"], dict), unpacker), expect(node[name], str))
     cls, names = LAYERS[among(layer, LAYERS)]
     arguments = expect(node["arguments"], dict)
-    if sorted(arguments) != sorted(names) or not allowed(arguments):
-        raise StorageError(f"the arguments of {layer} are not what they should be")
+    require(sorted(arguments) == sorted(names) and allowed(arguments), f"{layer}'s arguments")
     with torch.device("meta"):
         return cls(**arguments)
 

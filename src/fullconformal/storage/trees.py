@@ -18,7 +18,7 @@ from sklearn.tree._tree import TREE_LEAF, Tree
 
 from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
-from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, expect
+from fullconformal.storage.values import KINDS, Kind, Packer, Unpacker, among, expect, require
 
 Array = npt.NDArray[Any]
 
@@ -34,8 +34,7 @@ def nodes_of(fields: Any, length: int, dtype: Any) -> Array:
         raise StorageError("a tree was saved by a scikit-learn with other nodes; use the version it was saved with")
     nodes = np.zeros(length, dtype=dtype)
     for name, field in fields.items():
-        if expect(field, np.ndarray).shape != nodes.shape or field.dtype != dtype[name]:
-            raise StorageError("a tree's nodes are not what they should be")
+        require(expect(field, np.ndarray).shape == nodes.shape and field.dtype == dtype[name], "tree's nodes")
         nodes[name] = field
     return nodes
 
@@ -45,10 +44,8 @@ def check_nodes(left: Array, right: Array, feature: Array, inner: Array, n_featu
     number = np.arange(len(left))[inner]
     # No walk then goes round in circles or past the last node.
     for child in (left[inner].astype(np.int64), right[inner].astype(np.int64)):
-        if ((child <= number) | (child >= len(left))).any():
-            raise StorageError("a tree's nodes have no such children")
-    if ((feature < 0) | (feature >= n_features))[inner].any():
-        raise StorageError("a tree looks at columns that are not there")
+        require(not ((child <= number) | (child >= len(left))).any(), "tree's nodes")
+    require(not ((feature < 0) | (feature >= n_features))[inner].any(), "columns that a tree looks at")
 
 
 # Trees of forests -----------------------------------------------------------------------------------------------------
@@ -64,9 +61,9 @@ def pack_tree(tree: Any, _: Packer) -> dict[str, Any]:
 def unpack_tree(values: dict[str, Any], _: Unpacker) -> Any:
     """The tree again, once its nodes are checked."""
     n_features, numbers = expect(values["n_features"], int), expect(values["values"], np.ndarray)
-    whole = numbers.ndim == 3 and numbers.shape[1] == 1 and numbers.size and bool(np.isfinite(numbers).all())
-    if not 0 < n_features <= LIMITS.sparse_columns or not whole:
-        raise StorageError("a tree is not what it should be")
+    # Of other numbers it would make these, in memory that was not counted.
+    whole = numbers.dtype == np.float64 and numbers.ndim == 3 and numbers.shape[1] == 1 and numbers.size > 0
+    require(whole and bool(np.isfinite(numbers).all()) and 0 < n_features <= LIMITS.sparse_columns, "tree")
     tree = Tree(n_features, np.array([numbers.shape[2]], dtype=np.intp), 1)
     nodes = nodes_of(values["nodes"], len(numbers), tree.__getstate__()["nodes"].dtype)
     left, right = nodes["left_child"], nodes["right_child"]
@@ -74,7 +71,7 @@ def unpack_tree(values: dict[str, Any], _: Unpacker) -> Any:
     check_nodes(left, right, nodes["feature"], inner, n_features)
     tree.__setstate__({
         "max_depth": depth(left, right, inner), "node_count": len(nodes), "nodes": nodes,
-        "values": np.ascontiguousarray(numbers, dtype=np.float64),
+        "values": np.ascontiguousarray(numbers),
     })  # fmt: skip
     return tree
 
@@ -100,16 +97,15 @@ def check_forest(estimator: Any) -> None:
     if n_classes is not None and n_classes != len(getattr(estimator, "classes_", ())):
         raise StorageError("a forest has other classes than labels")
     # Compiled code makes room for as many outputs as it is told of.
-    if isinstance(estimator, (BaseForest, BaseDecisionTree)) and getattr(estimator, "n_outputs_", 1) != 1:
-        raise StorageError("a forest predicts more than one number or label")
+    trees = isinstance(estimator, (BaseForest, BaseDecisionTree))
+    require(not trees or getattr(estimator, "n_outputs_", 1) == 1, "number of a forest's outputs")
     tree, width = getattr(estimator, "tree_", None), getattr(estimator, "n_features_in_", None)
-    if tree is not None and (type(tree) is not Tree or tree.n_features != width):
-        raise StorageError("a tree looks at columns that it is not given")
+    require(tree is None or (type(tree) is Tree and tree.n_features == width), "columns that a tree looks at")
     members = getattr(estimator, "estimators_", None)
     if isinstance(estimator, BaseForest) and members is not None:
         kind = type(expect(estimator.estimator, BaseEstimator))
-        if any(type(member) is not kind or member.n_features_in_ != width for member in expect(members, list)):
-            raise StorageError("a forest holds a tree that is not its own")
+        own = all(type(one) is kind and one.n_features_in_ == width for one in expect(members, list))
+        require(own, "forest's trees")
 
 
 # Boosted trees --------------------------------------------------------------------------------------------------------
@@ -137,29 +133,22 @@ def boosted_again(model: Any, parts: dict[str, Any]) -> Any:
     baseline, sizes = (expect(parts[name], np.ndarray) for name in ("baseline", "sizes"))
     n_features, each, learnt = expect(parts["n_features"], int), 1, dict[str, Any]()
     if isinstance(model, HistGradientBoostingRegressor):
-        if model.loss not in ("squared_error", "absolute_error", "gamma", "poisson", "quantile"):
-            raise StorageError("boosted trees have a loss that is not known")
+        among(model.loss, ("squared_error", "absolute_error", "gamma", "poisson", "quantile"))
         loss = model._get_loss(None)
     else:
         classes = learnt["classes_"] = expect(parts["classes"], np.ndarray)
-        if classes.ndim != 1 or len(classes) < 2:
-            raise StorageError("boosted trees are not what they should be")
+        require(classes.ndim == 1 and len(classes) > 1, "boosted trees")
         each = 1 if len(classes) == 2 else len(classes)
         loss = HalfBinomialLoss() if each == 1 else HalfMultinomialLoss(n_classes=each)
-    if not 0 < n_features <= LIMITS.sparse_columns:
-        raise StorageError("boosted trees are not what they should be")
-    whole = (
-        sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) > 0 == len(sizes) % each and bool((sizes > 0).all())
-    )
-    if not whole or baseline.shape != (1, each) or baseline.dtype != np.float64:
-        raise StorageError("boosted trees are not what they should be")
+    whole = sizes.ndim == 1 and sizes.dtype.kind == "i" and len(sizes) > 0 == len(sizes) % each
+    whole &= bool((sizes > 0).all()) and 0 < n_features <= LIMITS.sparse_columns
+    require(whole and baseline.shape == (1, each) and baseline.dtype == np.float64, "boosted trees")
     fields = expect(parts["nodes"], dict)
     nodes = nodes_of(fields, int(sizes.sum(dtype=object)) if len(sizes) < 2**22 else 0, PREDICTOR_RECORD_DTYPE)
     trees, no_bits = [], np.zeros((0, 8), dtype=np.uint32)
     for tree in np.split(nodes, np.cumsum(sizes)[:-1]):
         check_nodes(tree["left"], tree["right"], tree["feature_idx"], tree["is_leaf"] == 0, n_features)
-        if tree["is_categorical"].any():
-            raise StorageError("boosted trees hold categories that were not saved")
+        require(not tree["is_categorical"].any(), "boosted trees")
         trees.append(TreePredictor(np.ascontiguousarray(tree), no_bits, no_bits))
     bins = _BinMapper()
     # Bins are for training: here it asks which columns are categories, none of them.

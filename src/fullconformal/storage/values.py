@@ -165,7 +165,7 @@ class Unpacker:
         """Tensors of the file, and the length of its text."""
         self.tensors, self.device, self.factory = tensors, torch.device(device), factory
         self.size = text + sum(value.nbytes for value in tensors.values())
-        self.left = LIMITS.memory(self.size)
+        self.left, self.seen = LIMITS.memory(self.size), set[str]()
 
     def take(self, size: int) -> None:
         """Raise where so many bytes are more than what is left to this file."""
@@ -185,6 +185,8 @@ class Unpacker:
         tag = node["is"]
         if tag in KINDS:
             self.take(LIMITS.value)
+            require(not getattr(KINDS[tag].cls, "once", False) or tag not in self.seen, f"number of {tag}")
+            self.seen.add(tag)
             return KINDS[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
         reader = {
             "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
@@ -219,8 +221,7 @@ class Unpacker:
 
     def _array(self, node: dict[str, Any]) -> Any:
         kept, order = self.tensors[expect(node["tensor"], str)], expect(node["order"], list)
-        if any(type(axis) is not int for axis in order) or sorted(order) != list(range(kept.ndim)):
-            raise StorageError("an array's axes are not in any order")
+        require(all(type(axis) is int for axis in order) and sorted(order) == list(range(kept.ndim)), "array's axes")
         value = kept.permute([order.index(axis) for axis in range(kept.ndim)])
         # Each value has memory of its own, as before it was saved: who changes one in place changes no other.
         self.take(kept.nbytes)
@@ -230,14 +231,13 @@ class Unpacker:
         items = self.unpack(expect(node["items"], list))
         shape = tuple(expect(node["shape"], list))
         sizes = len(shape) <= LIMITS.axes and all(type(size) is int and size >= 0 for size in shape)
-        if not sizes or len(items) != math.prod(shape):
-            raise StorageError("an array of objects has not the size it declares")
+        require(sizes and len(items) == math.prod(shape), "size of an array of objects")
         if any(not (item is None or isinstance(item, (str, bool, int, float, np.generic))) for item in items):
             raise StorageError("an array of objects holds something else than labels")
         dtype = np.dtype(object) if node["dtype"] == "object" else strings(expect(node["dtype"], str))
         if dtype.kind == "U":
             # No wider than its longest word: what is compared with it becomes as wide.
-            dtype = np.dtype(f"<U{max((len(item) for item in items if isinstance(item, str)), default=1) or 1}")
+            dtype = strings(f"<U{max((len(item) for item in items if isinstance(item, str)), default=1) or 1}")
         self.take(dtype.itemsize * len(items))
         out = np.empty(len(items), dtype=dtype)
         out[:] = items
