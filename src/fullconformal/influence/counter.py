@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullconformal.influence.candidates import Candidates, every_candidate, written_rows
+from fullconformal.influence.candidates import Candidates, every_candidate
 from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.sorted_points import sorted_points
@@ -166,10 +166,10 @@ class _Counter:
         stop = pairs = 0
         for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
             c = slice(stop, stop := stop + size)
-            rows, step = written_rows(made, c), max(1, room // size)
+            step = max(1, room // size)
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
                 excess = scores[i, None] - tau[c]
-                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], made.influence[c])
+                source.subtract(excess, i, points.sigma[i], made, c)
                 below[c] += _below(excess, None if points.weight is None else points.weight[i])
                 near.look(Met(c.start, i.start, excess, least))
                 pairs += excess.numel()
