@@ -27,8 +27,7 @@ def direct(prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     # Not the rows of J, which lie along directions of no curvature as well: their differences would cancel.
     written = flat([Rows(torch.ones_like(times[:, :1]), ghat[0].right)]) if one else flat(ghat)
     own, rows = factor.influence(written.flatten(0, 1))
-    if prepared.half is None and factor.positive_definite:
-        rows = factor.back(rows)
+    rows = factor.back(rows) if prepared.half is None and factor.positive_definite else rows
     rows, s_hat = rows.view_as(written), times.squeeze(-1) ** 2 * own.view(len(X), -1)
     tau = tau - (1 - q) * s_hat
     b = prepared.loss + q * prepared.self_influence

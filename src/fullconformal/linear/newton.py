@@ -74,8 +74,7 @@ def _length(
         return (gradient(bag, change, theta - t * step, r) * step).sum((0, 1))
 
     safe = torch.where(R > 1, torch.log1p(R) / R, 1.0)
-    t = slope / (slope - slope_at(1.0)).clamp(min=slope / 4)
-    t = torch.where(R > 1, torch.maximum(t, safe), 1.0)
+    t = torch.where(R > 1, torch.maximum(slope / (slope - slope_at(1.0)).clamp(min=slope / 4), safe), 1.0)
     while bool((t > safe).any()):
         enough = slope_at(t) >= -0.1 * safe * slope
         if bool((enough | (t <= safe)).all()):

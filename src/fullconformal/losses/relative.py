@@ -38,6 +38,8 @@ def probabilities(z: Tensor) -> Tensor:
 
 def all_probabilities(z: Tensor) -> Tensor:
     """Probabilities (..., C, B) of all classes, of logits z (..., K, B)."""
+    if z.shape[-2] == 1:
+        return torch.cat([-z, z], -2).sigmoid_()
     out = z.new_empty(*z.shape[:-2], z.shape[-2] + 1, z.shape[-1])
     top = z.amax(-2, keepdim=True).clamp_(min=0.0)
     torch.sub(z, top, out=out[..., 1:, :])
