@@ -15,7 +15,8 @@ In float64, kept rows meet in float32 wherever that decides. With u = 2⁻²⁴,
     u·((2p + 10)·σ_i·ρ + 2·(|b_i| + |τ|)) + σ_i·ε
 
 by Cauchy–Schwarz, whatever the order of the sums, where rows of candidates are off by ε: p additions to Σ|v||w| ≤ σ_i·ρ, whose factors are
-rounded, and to b_i − τ, which is about σ_i·ρ at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What
+rounded, and to b_i − τ, which is about σ_i·ρ at most where the sign is in doubt. Products that labels share (`Top.subtract`) are of
+fewer terms, `Source.terms` in place of p. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What
 exceeds that and the tie tolerance is decided, and the few pairs that do not are formed again in float64: the counts are those of
 `count_scores`.
 """
