@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 from fullconformal import FullConformalClassifier, load, pvalues
 from fullconformal.curvature import EKFAC
 from fullconformal.curvature.base import Halves
-from fullconformal.influence.candidates import every_candidate, root_pays, written_rows
+from fullconformal.influence.candidates import Candidates, every_candidate, root_pays, written_rows
 from fullconformal.influence.counter import _Counter, direct_counts
 from fullconformal.influence.direct import direct
 from fullconformal.influence.near import Met, Near
@@ -41,6 +42,12 @@ def prepared(name, seed, curvature="ggn", *, n=300, m=20, penalty=0.7, close=0, 
     model, X, y, Xt = draw(name, seed, n=n, m=m, close=close)
     problem = Problem(model.to(dtype), X.to(dtype), y, penalty)
     return prepare(problem, CURVATURES[curvature]().factor(problem), memory), Xt.to(dtype)
+
+
+def without_floor(name, seed, **options):
+    """The same of fewer points than parameters, of whose curvature no smallest eigenvalue is known."""
+    bag, X = prepared(name, seed, n=30, **options)
+    return replace(bag, factor=replace(bag.factor, floor=0.0)), X
 
 
 def both(bag, X, q, points=None, conditional=False, **options):
@@ -181,20 +188,34 @@ def test_float32_errs_by_less_than_what_is_granted(name, penalty):
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e6])
 @pytest.mark.parametrize("name", ["mlp", "frozen", "odd", "cnn"])
-def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size):
-    """The same of 𝓗⁻¹g_i and gradients, which are written out from rounded factors; objects may be tiny or large."""
-    bag, X = prepared(name, 0)
+@pytest.mark.parametrize("floor", [True, False])  # without one labels share products, unless there is a prefix
+def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size, floor):
+    """The same of 𝓗⁻¹g_i and gradients, which are products of rounded factors, written out or not; objects may be tiny or large."""
+    bag, X = prepared(name, 0) if floor else without_floor(name, 0)
     points, X = sorted_points(bag, 1.0, False), size * X
     top = Top(bag, points, X, 1.0, torch.zeros(1000, dtype=torch.long))
     top.hold(None)
     made, exact = (top.make(every_candidate(bag, X, 1.0), single) for single in (True, False))
     assert top.first == 0 and made.single and not exact.single
+    assert top.shares == (not floor and name != "cnn")
     met = _Counter(top, None).points._replace(sigma=top.solved.lengths)
     near = Near(top, made, met, 2**20)
-    excess = points.b.float()[:, None] - made.tau.float() - top.solved.single @ written_rows(made).T
+    excess = points.b.float()[:, None] - made.tau.float()
+    top.subtract(excess, slice(None), met.sigma, made, slice(None))
     true = points.b[:, None] - exact.tau - top.solved.rows @ written_rows(exact).T
     granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
     assert float(((excess - true).abs() / granted).max()) <= 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "frozen", "odd"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_labels_that_share_their_products_are_counted_as_the_literal_loop_counts_them(name, weighted):
+    bag, X = without_floor(name, 1, m=300, close=10)
+    points = torch.rand(30, dtype=torch.float64) if weighted else None
+    ours, literal = both(bag, torch.cat([X, bag.problem.X]), 1.0, points)
+    assert sorted_points(bag, 1.0, False).top is not None
+    np.testing.assert_allclose(ours.greater, literal.greater, rtol=0, atol=1e-12 if weighted else 0)
+    np.testing.assert_allclose(ours.equal, literal.equal, rtol=0, atol=1e-12 if weighted else 0)
 
 
 @pytest.mark.parametrize("patience", [0, 100, 10**6])
@@ -507,7 +528,9 @@ def test_products_in_half_precision_keep_to_their_bound(name, size, part):
     source = FromLayers(bag, sorted_points(bag, 1.0, False), problem.X, 1.0, Given(), low=True, part=part)
     rows = source._rows(problem.X, torch.arange(30)[:, None], s[:, None])
     assert rows.dtype == torch.float16 and source.parts == -(-problem.p // part)
-    k = -source.subtract(torch.zeros(30, 20), rows, rows[:20], s.sqrt(), s[:20])
+    source.held, excess = rows, torch.zeros(30, 20)
+    source.subtract(excess, slice(None), s.sqrt(), Candidates(*[s[:20]] * 5, rows), slice(0, 20))
+    k = -excess
     assert ((k.double() - exact[:, :20]).abs() <= source.error * s.sqrt()[:, None] * s[:20].sqrt()).all()
 
 

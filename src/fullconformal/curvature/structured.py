@@ -49,8 +49,8 @@ def linear_curvature(problem: Problem, memory: int | None = None) -> Tensor:
     room = (memory or temporary(T)) // (T.element_size() * (inputs + 3 * len(T) ** 2))
     for X, _ in problem.batches(max(1, min(problem.chunk, room))):
         trace = problem.trace(X)
-        # On a CPU as many points as leave their products in the cache.
-        a, portion = trace.inputs[block.layer], len(X) if X.is_cuda else 1024
+        # On a CPU as many points as leave their products in the cache, where there are any.
+        a, portion = trace.inputs[block.layer], len(X) if X.is_cuda or block.o == 1 else 1024
         buffer = a.new_empty(0 if block.o == 1 else inputs * min(portion, len(a)))
         for some, f in zip(a.split(portion), trace.logits.split(portion), strict=True):
             weights = problem.loss.packed_curvature(f, T)

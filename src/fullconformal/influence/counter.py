@@ -15,7 +15,8 @@ In float64, kept rows meet in float32 wherever that decides. With u = 2⁻²⁴,
     u·((2p + 10)·σ_i·ρ + 2·(|b_i| + |τ|)) + σ_i·ε
 
 by Cauchy–Schwarz, whatever the order of the sums, where rows of candidates are off by ε: p additions to Σ|v||w| ≤ σ_i·ρ, whose factors are
-rounded, and to b_i − τ, which is about σ_i·ρ at most where the sign is in doubt. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What
+rounded, and to b_i − τ, which is about σ_i·ρ at most where the sign is in doubt. Products that labels share (`Top.subtract`) are of
+fewer terms, `Source.terms` in place of p. Numbers that vanish, below 2⁻¹²⁶, are granted apart. What
 exceeds that and the tie tolerance is decided, and the few pairs that do not are formed again in float64: the counts are those of
 `count_scores`.
 """
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullconformal.influence.candidates import Candidates, every_candidate, written_rows
+from fullconformal.influence.candidates import Candidates, every_candidate
 from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.sorted_points import sorted_points
@@ -166,10 +167,10 @@ class _Counter:
         stop = pairs = 0
         for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
             c = slice(stop, stop := stop + size)
-            rows, step = written_rows(made, c), max(1, room // size)
+            step = max(1, room // size)
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
                 excess = scores[i, None] - tau[c]
-                source.subtract(excess, source.rows(i, single), rows, points.sigma[i], made.influence[c])
+                source.subtract(excess, i, points.sigma[i], made, c)
                 below[c] += _below(excess, None if points.weight is None else points.weight[i])
                 near.look(Met(c.start, i.start, excess, least))
                 pairs += excess.numel()

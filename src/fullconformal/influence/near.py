@@ -43,7 +43,7 @@ class Near:
         of_score, of_product, of_point = self.own, source.error * rho, points.slack
         if made.single:
             of_score = self.own + 2 * UNIT * made.tau.abs() + p * TINY * (1 + rho)
-            of_product = UNIT * (2 * p + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
+            of_product = UNIT * (2 * source.terms + 10) * rho + p * TINY + (0.0 if made.error is None else made.error)
             of_point = points.slack + 2 * UNIT * points.b.abs()
         dtype = torch.float32 if made.single else made.tau.dtype
         #: what |α − τ| must exceed to decide is the sum of the first and the last, and the second times σ

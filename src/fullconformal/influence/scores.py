@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.curvature.base import CurvatureError, Factor
+from fullconformal.curvature.base import CurvatureError
 from fullconformal.influence.prepared import Prepared
 from fullconformal.losses import Loss
-from fullconformal.problem import Rows, flat
+from fullconformal.problem import Rows
 from fullconformal.pvalues import Counts
 from fullconformal.runtime.tasks import Progress
 
@@ -27,14 +27,6 @@ Scorer = Callable[[Prepared, Tensor, float], tuple[Tensor, Alpha]]
 def candidate_gradients(loss: Loss, J: list[Rows], logits: Tensor) -> list[Rows]:
     """Gradients ĝ_y = Jᵀr_y of every candidate as rows (m, C, o) ⊗ (m, i)."""
     return [Rows(loss.candidate_gradients(left, logits), right) for left, right in J]
-
-
-def half_solved(factor: Factor, ghat: list[Rows]) -> Tensor:
-    """L⁻¹ĝ (m, C, p) of candidates' gradients (m, C, o) ⊗ (m, i); with one output the labels' are multiples of one another."""
-    if len(ghat) == 1 and ghat[0].left.shape[2] == 1 and ghat[0].right is not None:
-        return ghat[0].left * factor.half(ghat[0].right)[:, None, :]
-    written = flat(ghat)
-    return factor.half(written.flatten(0, 1)).view_as(written)
 
 
 @torch.no_grad()

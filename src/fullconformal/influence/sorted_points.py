@@ -74,13 +74,18 @@ class Solved:
         last, stop = slice(len(bag) - count, None), len(bag) - (0 if known is None else len(known.rows))
         rows = bag.prepared.factor.back(bag.prepared.half_rows(bag.order[last.start : stop]))
         self.rows: Tensor = rows if known is None else torch.cat([rows, known.rows])
-        self.lengths = torch.linalg.vector_norm(self.rows, dim=1)
+        self.lengths, self.parameters = torch.linalg.vector_norm(self.rows, dim=1), bag.prepared.problem.blocks
         self.within = Ranges(bag.b[last], bag.slack[last], self.lengths, [count])
 
     @cached_property
     def single(self) -> Tensor:
         """Rows in float32."""
         return self.rows.float()
+
+    @cached_property
+    def blocks(self) -> list[Tensor]:
+        """The same as matrices (count, o, i) of each block of parameters."""
+        return [self.rows[:, b.start : b.stop].float().view(-1, b.o, b.i) for b in self.parameters]
 
 
 class Ranges:

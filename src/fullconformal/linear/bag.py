@@ -146,9 +146,9 @@ class LinearBag:
     @cached_property
     def free(self) -> tuple[bool, bool]:
         """Whether a feature that varies, and whether a constant one (an intercept), is not penalised."""
-        constant = (self.X[0] == self.X).all(0)
-        free = self.penalty == 0
-        return bool((free & ~constant).any()), bool((free & constant & (self.X[0] != 0)).any())
+        columns = self.X[:, self.penalty == 0]
+        constant = (columns == columns[0]).all(0)
+        return not bool(constant.all()), bool((constant & (columns[0] != 0)).any())
 
     @property
     def free_intercept(self) -> bool:
@@ -290,8 +290,8 @@ def coupled(bag: LinearBag, theta: Tensor) -> Tensor:
 def pulled(bag: LinearBag, change: Change | None, theta: Tensor) -> Tensor:
     """ΛTΘ (d, K, B), the gradient of the columns' penalties at Θ."""
     own = None if change is None else change.factors
-    penalty = bag.penalty[:, None] if own is None else bag.penalty[:, None] * own
-    return penalty[:, None].to(theta.dtype) * coupled(bag, theta)
+    penalty = bag.penalty[:, None, None] if own is None else (bag.penalty[:, None] * own)[:, None]
+    return penalty.to(theta.dtype) * coupled(bag, theta)
 
 
 def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:

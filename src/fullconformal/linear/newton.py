@@ -63,14 +63,20 @@ def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: i
 def _length(
     bag: LinearBag, change: Change | None, theta: Tensor, step: Tensor, z: Tensor, dz: Tensor, R: Tensor, slope: Tensor
 ) -> Tensor:
-    """How far (B,) to go along −step, which moves logits by ranges ≤ R: halved until F decreases enough.
+    """How far (B,) to go along −step, which moves logits by ranges ≤ R and along which F falls by ``slope`` at first.
 
-    No less than log(1 + R)/R, where F surely decreases enough.
+    To where its slopes at 0 and 1 say that F is least: far from the minimum curvature decreases, and whole steps are too short. Halved
+    while F grows there so much that it may not have fallen; no less than log(1 + R)/R, up to where it surely falls.
     """
+
+    def slope_at(t: Tensor | float) -> Tensor:
+        r = residual(z - t * dz, bag.y[:, None])
+        return (gradient(bag, change, theta - t * step, r) * step).sum((0, 1))
+
     safe = torch.where(R > 1, torch.log1p(R) / R, 1.0)
-    t, F = torch.ones_like(R), objective(bag, change, theta, z)
+    t = torch.where(R > 1, torch.maximum(slope / (slope - slope_at(1.0)).clamp(min=slope / 4), safe), 1.0)
     while bool((t > safe).any()):
-        enough = objective(bag, change, theta - t * step, z - t * dz) <= F - 0.1 * t * slope
+        enough = slope_at(t) >= -0.1 * safe * slope
         if bool((enough | (t <= safe)).all()):
             break
         t = torch.where(enough, t, torch.maximum(t / 2, safe))

@@ -10,7 +10,7 @@ from torch import Tensor
 from fullconformal.linear.bag import Change, LinearBag
 from fullconformal.linear.hessian import factor, hessian
 from fullconformal.linear.products import gram
-from fullconformal.losses.relative import probabilities, second
+from fullconformal.losses.relative import all_probabilities, second
 
 # Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
 # below, their many small steps take longer.
@@ -33,7 +33,7 @@ class Steps:
         Conjugate gradients may leave a share ``left`` of the gradient, in the norm of the preconditioner.
         """
         if self.iterative:
-            step = self._conjugate(probabilities(z)[:, :, 0].T.contiguous(), G[:, :, 0].T.contiguous(), left)
+            step = self._conjugate(all_probabilities(z)[:, :, 0].T.contiguous(), G[:, :, 0].T.contiguous(), left)
             if step is not None:
                 return step.T[:, :, None]
         L = factor(hessian(self.bag, self.change, theta, second(z)))
@@ -42,7 +42,7 @@ class Steps:
         return torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(G.shape)
 
     def _conjugate(self, pi: Tensor, G: Tensor, left: float) -> Tensor | None:
-        """The step (K, d) of one bag, given probabilities (K, n) and the gradient (K, d); None where it takes too many products.
+        """The step (K, d) of one bag, given probabilities (C, n) and the gradient (K, d); None where it takes too many products.
 
         Only what arrays of NumPy and of torch have in common: on a CPU NumPy's small products take half the time.
         """
@@ -51,7 +51,7 @@ class Steps:
             return None
         bag = self.bag
         X, penalty, T, inverse, p, r = (
-            arrays(part) for part in (bag.X, bag.penalty, bag.coupling, self.inverse, pi, G)
+            arrays(part) for part in (bag.X, bag.penalty, bag.coupling, self.inverse, pi[1:], G)
         )
         step, v, rows = 0 * r, 0 * r, arrays(G.new_empty(bag.n_classes, G.shape[1], 1))
         before, goal = 1.0, 0.0
@@ -79,8 +79,7 @@ class Steps:
 
     def _blocks(self, pi: Tensor) -> Tensor | None:
         """Inverses (C, d, d) of the Hessian's diagonal blocks Σ π_c(1 − π_c) xxᵀ + Λ, one for each class; None where one is singular."""
-        X, pi = self.bag.X, torch.cat([1 - pi.sum(0, keepdim=True), pi])
-        weights = (pi * (1 - pi)).clamp_(min=0.0)
+        X, weights = self.bag.X, pi * (1 - pi)
         # At the start, and of two classes, they are all the same but for rounding.
         distinct = weights[:1] if bool((weights - weights[0]).abs().max() < 1e-12) else weights
         L, failed = torch.linalg.cholesky_ex(

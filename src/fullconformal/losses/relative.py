@@ -33,20 +33,13 @@ def unpacked(A: Tensor) -> Tensor:
 
 def probabilities(z: Tensor) -> Tensor:
     """Probabilities (..., K, B) of the classes 1 … K."""
-    return probabilities_(z.clone())
-
-
-def probabilities_(z: Tensor) -> Tensor:
-    """The same in place of the logits: at these sizes fresh memory costs more than the arithmetic."""
-    if z.shape[-2] == 1:
-        return z.sigmoid_()
-    top = z.amax(-2, keepdim=True).clamp_(min=0.0)
-    e = z.sub_(top).exp_()
-    return e.div_(e.sum(-2, keepdim=True) + torch.exp(-top))
+    return all_probabilities(z)[..., 1:, :]
 
 
 def all_probabilities(z: Tensor) -> Tensor:
     """Probabilities (..., C, B) of all classes, of logits z (..., K, B)."""
+    if z.shape[-2] == 1:
+        return torch.cat([-z, z], -2).sigmoid_()
     out = z.new_empty(*z.shape[:-2], z.shape[-2] + 1, z.shape[-1])
     top = z.amax(-2, keepdim=True).clamp_(min=0.0)
     torch.sub(z, top, out=out[..., 1:, :])
@@ -58,18 +51,12 @@ def all_probabilities(z: Tensor) -> Tensor:
 def residual(z: Tensor, y: Tensor) -> Tensor:
     """ℓ' = π − e_y (..., K, B) of logits z (..., K, B). That of the own class is minus the sum of the others, which keeps its digits."""
     if z.shape[-2] == 1:
-        sign = torch.where(y == 0, 1.0, -1.0).to(z.dtype).unsqueeze(-2)
+        sign = (1 - 2 * y).to(z.dtype).unsqueeze(-2)
         return (sign * z).sigmoid_().mul_(sign)
     pi = all_probabilities(z)
     own = y.unsqueeze(-2).expand(*pi.shape[:-2], 1, pi.shape[-1])
     pi.scatter_(-2, own, 0.0).scatter_(-2, own, -pi.sum(-2, keepdim=True))
     return pi[..., 1:, :].contiguous()
-
-
-def residual_(pi: Tensor, y: Tensor) -> Tensor:
-    """The same in place of probabilities (..., K, B), and off by units of one: enough where bounds grant them."""
-    classes = torch.arange(1, pi.shape[-2] + 1, device=pi.device)[:, None]
-    return pi.sub_((classes == y.unsqueeze(-2)).to(pi.dtype))
 
 
 def second(z: Tensor) -> Tensor:
