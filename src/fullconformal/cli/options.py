@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -64,3 +66,11 @@ task_option = click.option(
     "--task", type=click.Choice(["auto", "classification", "regression"]), default="auto", show_default=True,
     help="Predict classes or a quantity; auto takes numbers that are not whole, or many different ones, for a quantity.",
 )  # fmt: skip
+
+
+def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of commands that learn from a table."""
+    table = (drop_option, categorical_option, sep_option, decimal_option, absent_option, missing_option)
+    for option in reversed((task_option, model_option, *table, seed_option, quiet_option, json_option)):
+        command = option(command)
+    return command

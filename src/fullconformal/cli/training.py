@@ -22,22 +22,12 @@ from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
 @click.argument("table", type=PATH)
 @click.option("--target", required=True, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, required=True, help="The file to save the predictor in.")
-@options.task_option
-@options.model_option
 @click.option("--method", type=click.Choice(["auto", "influence", "symmetric", "exact", "oob", "folds", "split"]),
               default="auto", show_default=True,
               help="The method of full CP, or split CP; auto takes the sharpest method that keeps its promise in minutes.")  # fmt: skip
 @click.option("--confidence", type=LEVEL, default=0.9, show_default=True, help="Confidence level of the sets.")
 @click.option("--class-conditional", is_flag=True, help="Make the guarantee hold for each class.")
-@options.drop_option
-@options.categorical_option
-@options.sep_option
-@options.decimal_option
-@options.absent_option
-@options.missing_option
-@options.seed_option
-@options.quiet_option
-@options.json_option
+@options.training_options
 def fit(
     table: Path, target: str, out: Path, task: str, model: str, method: str, confidence: float, class_conditional: bool,
     drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, decimal: str, missing: tuple[str, ...], drop_missing: bool,
@@ -117,20 +107,10 @@ def fit(
 @click.option("--target", default=None, help="The column to predict.")
 @click.option("-o", "--out", type=PATH, default=None,
               help="A file for all figures, one per row: .csv or .parquet, or - for standard output.")  # fmt: skip
-@options.task_option
-@options.model_option
 @click.option("--confidence", type=LEVEL, multiple=True, default=(0.8, 0.9, 0.95), show_default=True,
               help="A confidence level; can be repeated.")  # fmt: skip
 @click.option("--test-size", type=LEVEL, default=0.25, show_default=True, help="Share of the rows to predict.")
-@options.drop_option
-@options.categorical_option
-@options.sep_option
-@options.decimal_option
-@options.absent_option
-@options.missing_option
-@options.seed_option
-@options.quiet_option
-@options.json_option
+@options.training_options
 def compare(
     table: Path, target: str | None, out: Path | None, task: str, model: str, confidence: tuple[float, ...], test_size: float,
     drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, decimal: str, missing: tuple[str, ...], drop_missing: bool,

@@ -56,13 +56,8 @@ class Added:
 
     def __getitem__(self, columns: Tensor) -> Added:
         """What later fits of some columns start from."""
-        last = ("theta", "z_added", "E")
-        return Added(
-            **{
-                f.name: getattr(self, f.name)[..., columns] if f.name in last else getattr(self, f.name)[columns]
-                for f in fields(self)
-            }
-        )
+        parts, last = {f.name: getattr(self, f.name) for f in fields(self)}, ("theta", "z_added", "E")
+        return Added(**{name: v[..., columns] if name in last else v[columns] for name, v in parts.items()})
 
     @cached_property
     def factors(self) -> HessianFactors:
@@ -235,8 +230,7 @@ def _newton(
     pi = found[2]
     for _ in range(MOST):
         G = _gradient(bag, change, rows, pi)
-        solved = bag.base.solve(G)
-        mu = (G * solved).sum((1, 2)).clamp(min=0.0).sqrt()
+        mu = (G * bag.base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt()
         better = (mu < left[columns]).nonzero().squeeze(1)
         at = columns[better]
         left[at] = mu[better]
@@ -250,7 +244,7 @@ def _newton(
             break
         if len(on) < len(columns):
             columns, change = columns[on], change[on]
-            G, solved, mu, rows, z, pi = (part.index_select(0, on) for part in (G, solved, mu, rows, z, pi))
+            G, mu, rows, z, pi = (part.index_select(0, on) for part in (G, mu, rows, z, pi))
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
         enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.1))
 
@@ -258,7 +252,7 @@ def _newton(
             return norm + lost <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
-        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop, solved)
+        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop)
         dz = logits_of(bag, step, dtype)
         R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
         t = torch.where(R > 1, torch.log1p(R) / R, 1.0)
@@ -275,20 +269,12 @@ def _widest(dz: Tensor) -> Tensor:
     return relative.range_of(dz).amax(1) if bool((of_all > 1).any()) else of_all
 
 
-def conjugate(
-    bag: LinearBag,
-    change: Change,
-    pi: Tensor,
-    theta: Tensor | None,
-    right: Tensor,
-    stop: Stop,
-    first: Tensor | None = None,
-) -> Tensor:
+def conjugate(bag: LinearBag, change: Change, pi: Tensor, theta: Tensor | None, right: Tensor, stop: Stop) -> Tensor:
     """H̄⁻¹ right (B, K, d) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (B, K, n).
 
     Products are of their precision. ``stop(columns, solution, step, norm, lost)`` says of some columns whether what is left of the right
-    side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left is the step, the ``first`` of which may be
-    given; rounding of products is not among it, and has a norm of at most what is lost.
+    side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left is the step; rounding of products is not
+    among it, and has a norm of at most what is lost.
     """
     own = None if theta is None else relative.probabilities(at_points(change.x, theta)).T
     unit = 4 * torch.finfo(pi.dtype).eps * len(bag.X) ** 0.5
@@ -297,7 +283,7 @@ def conjugate(
     if not len(columns):
         return out
     for _ in range(MOST):
-        s, first = bag.base.solve(r) if first is None else first, None
+        s = bag.base.solve(r)
         now = (r * s).sum((1, 2))
         norm = now.clamp(min=0.0).sqrt()
         on = ~stop(columns, w, s, norm, lost) & (norm > lost)

@@ -195,13 +195,6 @@ class Base:
     kappa: float
     error: float
 
-    def coefficients(self) -> Tensor:
-        """Weights as scikit-learn has them: (1, d) for two classes, else (C, d) whose rows sum to zero."""
-        if self.theta.shape[1] == 1:
-            return self.theta.T
-        W = torch.cat([torch.zeros_like(self.theta[:, :1]), self.theta], 1).T
-        return W - W.mean(0)
-
     def solve(self, rows: Tensor) -> Tensor:
         """H⁻¹ rows (B, K, d); in this order a product of few columns takes half the time."""
         B, K, d = rows.shape

@@ -41,8 +41,8 @@ class Reference:
 
     A° = (A⁻¹ − S)⁻¹ is the leverage a point has in the bag without it, so that A°r is the step of its logits that leaves it out.
     ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t. ``columns`` (d,) are
-    the leverages of the columns' penalties. ``own`` (C, n) is 1 for the class that a point is of, else 0, in float32; ``rough`` is what to
-    take rough logits in: float32 where the error that its rounding leaves in a fit is below a hundredth of a logit.
+    the leverages of the columns' penalties. ``own`` (C, n) is 1 for the class that a point is of, else 0, in float32; ``rough_error`` is
+    that which rounding to float32 leaves in logits of a fit.
     """
 
     pi: Tensor
@@ -56,7 +56,12 @@ class Reference:
     columns: Tensor
     own: Tensor
     rounding: float
-    rough: torch.dtype
+    rough_error: float
+
+    @property
+    def rough(self) -> torch.dtype:
+        """What to take rough logits in."""
+        return torch.float32 if self.rough_error < 1e-2 else torch.float64
 
     @cached_property
     def mass(self) -> tuple[Tensor, Tensor]:
@@ -110,13 +115,12 @@ def reference(bag: LinearBag) -> Reference:
     columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
     own = (torch.arange(bag.n_classes, device=z.device)[:, None] == bag.y).float()
     off = len(z) ** 0.5 * logit_rounding(bag, None, theta, torch.float32)
-    off = bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum())
-    rough = torch.float32 if float(off) < 1e-2 else torch.float64
     pi, most = (part[:, :, 0].T.contiguous() for part in (relative.all_probabilities(z), relative.most_apart(C.A)))
     apart = relative.apart(C.A, bag.y[:, None])[:, 0]
+    rough_error = float(bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum()))
     return Reference(
-        pi, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, odds, columns, own, rounding, rough
-    )
+        pi, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, odds, columns, own, rounding, rough_error
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -104,11 +104,8 @@ def symmetric_counts(
         above, undecided = change.x.new_zeros(2, len(change.y))
         near = torch.arange(len(change.y), device=change.y.device)
         # The bags' own Hessians tell the errors; those of ordinary scores come with the last fits.
-        for fitted, precision in (
-            (partial(refine, tolerance=torch.inf), torch.float32),
-            (refine, torch.float64),
-            (refit, torch.float64),
-        ):
+        rough = partial(refine, tolerance=torch.inf)
+        for fitted, precision in ((rough, torch.float32), (refine, torch.float64), (refit, torch.float64)):
             early = fitted is not refit and (q == 0 or accuracy < ACCURATE)
             if not len(near) or precision != bag.precision == torch.float64 or early:
                 continue
@@ -120,15 +117,15 @@ def symmetric_counts(
 
     # Whether p is above a level can be told from rougher fits than p.
     stages = [COARSE if enough is None else 10 * COARSE, ACCURATE, FINE]
-    # Coarse fits cost half as much as accurate ones (of two classes, nearly as much), and pay where they decide every other candidate:
-    # not where some tens of points lie within their error of it.
-    if enough is None and (bag.K == 1 or len(bag.X) * COARSE > 30):
+    # Coarse fits cost a third of accurate ones (of two classes, nearly as much), and pay where they decide some of the candidates: not
+    # where tens of points lie within their rounding.
+    if enough is None and (bag.K == 1 or len(bag.X) * bag.reference.rough_error > 30):
         stages.remove(COARSE)
 
     def decided(change: Change) -> Counted:
         x = change.x
         above, undecided = x.new_zeros(2, len(change.y))
-        columns, start, hard = torch.arange(len(change.y), device=x.device), None, []
+        columns, start = torch.arange(len(change.y), device=x.device), None
         for accuracy in stages:
             if not len(columns):
                 break
@@ -150,13 +147,11 @@ def symmetric_counts(
             # Finer fits do not help where many points are open by what is not known of the Hessian.
             many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
             last = unsure if accuracy == stages[-1] else many
-            hard.append((columns[last], fits.theta[:, :, last], accuracy))
-            unsure &= ~last
-            columns, start = columns[unsure], fits[unsure]
-        for these, theta, accuracy in hard:
-            for at in chunks(bag, torch.arange(len(these), device=x.device), memory):
-                counts = scored(change[these[at]], theta[:, :, at], accuracy)
-                above[these[at]], undecided[these[at]] = (each.to(x.dtype) for each in counts)
+            for at in chunks(bag, last.nonzero().squeeze(1), memory):
+                counts = scored(part[at], fits.theta[:, :, at], accuracy)
+                above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
+            on = unsure & ~last
+            columns, start = columns[on], fits[on]
         return above, undecided
 
     return count_objects(bag, as_objects(X_test, factors), decided, weight, memory, progress)

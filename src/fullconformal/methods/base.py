@@ -166,8 +166,8 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Method(ABC):
-    """A way to do full conformal prediction with a model."""
+class AnyMethod(ABC):
+    """A way to do full conformal prediction with a model, of labels or of numbers."""
 
     model: Any = None
 
@@ -177,6 +177,10 @@ class Method(ABC):
     takes_pipeline: ClassVar[bool] = False
     #: whether it trains with the weights of a bag
     takes_weights: ClassVar[bool] = False
+
+
+class Method(AnyMethod):
+    """One of labels."""
 
     @abstractmethod
     def fit(self, bag: Bag, config: Config) -> Fitted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -179,7 +179,10 @@ class FittedExact(FittedSymmetric):
         return None
 
 
-def fit_convex(kind: type[FittedSymmetric], model: Any, bag: Bag, config: Config) -> Any:
+Convex = TypeVar("Convex", bound=FittedSymmetric)
+
+
+def fit_convex(kind: type[Convex], model: Any, bag: Bag, config: Config) -> Convex:
     """A convex model fitted to the bag; a warning where it came fitted to something else, as what it had learned is then of no use."""
     check_bag(model, bag, config)
     problem = fit_problem(model, bag, config, linear_fit=False)
@@ -208,8 +211,7 @@ class Symmetric(Method):
     name = "symmetric"
 
     def fit(self, bag: Bag, config: Config) -> FittedSymmetric:
-        fitted: FittedSymmetric = fit_convex(FittedSymmetric, self.model, bag, config)
-        return fitted
+        return fit_convex(FittedSymmetric, self.model, bag, config)
 
 
 @savable
@@ -220,5 +222,4 @@ class Exact(Method):
     name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedExact:
-        fitted: FittedExact = fit_convex(FittedExact, self.model, bag, config)
-        return fitted
+        return fit_convex(FittedExact, self.model, bag, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fullconformal.diagnostics import Figures
 from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
-from fullconformal.methods.base import Config, FittedModel, FloatArray, IntArray, Values, starts_with
+from fullconformal.methods.base import AnyMethod, Config, FittedModel, FloatArray, IntArray, Values, starts_with
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import expect, require
 
@@ -115,18 +115,8 @@ class FittedRegression(FittedModel):
         return Figures(self.n, np.nan, np.nan, {})
 
 
-@dataclass(frozen=True)
-class RegressionMethod(ABC):
-    """A way to do full conformal regression with a model."""
-
-    model: Any = None
-
-    #: what users call it
-    name: ClassVar[str]
-    #: whether it trains a Pipeline as a whole, transformers and all, from the objects as they were given
-    takes_pipeline: ClassVar[bool] = False
-    #: whether it trains with the weights of a bag
-    takes_weights: ClassVar[bool] = False
+class RegressionMethod(AnyMethod):
+    """One of numbers."""
 
     @abstractmethod
     def fit(self, bag: Values, config: Config) -> FittedRegression:
