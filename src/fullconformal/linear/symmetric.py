@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import first_step, refit
 from fullconformal.losses import relative
+from fullconformal.runtime.numerics import each_alone
 from fullconformal.runtime.tasks import Progress
 
 Enough = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -97,7 +99,7 @@ def symmetric_counts(
     may say of candidates with some labels (B,) that the weight surely and possibly counted (B,) need not be told apart; ``factors`` (m, d)
     are those of the penalties in the bags of each test point.
     """
-    memory = memory_budget if X_test.is_cuda else min(memory_budget, BLOCK)
+    memory = memory_budget if X_test.is_cuda else min(memory_budget // torch.get_num_threads(), BLOCK)
 
     @torch.no_grad()
     def scored(change: Change, theta: Tensor, accuracy: float) -> Counted:
@@ -187,16 +189,19 @@ def count_objects(
             return torch.stack([0 * tied, tied])[:, None].to(objects.x)
 
     x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
-    # On a CPU logits of a block stay in the cache.
-    width = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
-    out, done = x.new_zeros(2, m, C), 0
-    while done < m:
-        # The first of many blocks are small, so that the pace is known early.
-        part = slice(done, done + (max(1, width // 16) if m > width and done < width // 8 else width))
-        out[:, part] = counted(objects[part])
-        done = min(part.stop, m)
+    # On a CPU logits of a block stay in the cache, and every thread has blocks of its own; what they share is made before.
+    bag.columns(bag.reference.rough)
+    width = (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C)
+    width = max(1, min(width, m if x.is_cuda else -(-m // torch.get_num_threads())))
+    # The first of many blocks are small, so that the pace is known early.
+    small = width // 8 if m > width else 0
+    starts = [*range(0, small, max(1, width // 16)), *range(small, m, width)]
+    parts, out = [slice(*ends) for ends in pairwise([*starts, m])], x.new_zeros(2, m, C)
+    blocks = (objects[part] for part in parts)
+    for part, found in zip(parts, map(counted, blocks) if x.is_cuda else each_alone(counted, blocks), strict=True):
+        out[:, part] = found
         if progress is not None:
-            progress(done, m)
+            progress(part.stop, m)
     if lost:
         rows = f"{', '.join(map(str, list(lost)[:10]))}{' and others' * (len(lost) > 10)}"
         warnings.warn(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from threading import Lock
@@ -35,6 +36,19 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def each_alone(work: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
+    """What is found in each of the parts, in order, by as many threads of Python as torch has, each with one of torch's.
+
+    Threads that share every small product wait for one another after each, and on a busy machine they wait long.
+    """
+    with threads(count := torch.get_num_threads()):
+        pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            yield from map(work, parts) if count == 1 else pool.map(work, parts)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 class _Blas:
