@@ -259,6 +259,9 @@ class LeaveOneOut(HeldOut):
         greater, equal = (np.concatenate(part) for part in zip(*found, strict=True))
         return [(greater, equal)]
 
+    def scored(self) -> Any:
+        return [int((self.cell == k).sum()) for k in range(len(self.sizes))]
+
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
         super().verify(n_classes, n_categories)

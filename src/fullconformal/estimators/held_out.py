@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _num_samples, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
@@ -117,7 +117,6 @@ class HeldOut:
 
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
-        expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
         # The outputs of all of them are held at a time.
         require(LIMITS.rows * len(self.parts) * n_classes <= LIMITS.budget // 32, "number of models")
@@ -126,7 +125,11 @@ class HeldOut:
         for part in self.parts:
             require(expect(part.model, LogProba, Piped).n_classes == n_classes, "classes")
             require(len(part.ordered) == sizes, "scores")
-            require(all(cell.ndim == 1 and bool((cell[:-1] <= cell[1:]).all()) for cell in part.ordered), "scores")
+            require(all(map(pvalues.is_ordered, part.ordered)), "scores")
+
+    def scored(self) -> Any:
+        """Numbers of scores in each cell."""
+        return np.sum([[len(cell) for cell in part.ordered] for part in self.parts], axis=0)
 
 
 @dataclass(frozen=True)
@@ -306,9 +309,11 @@ class HeldOutClassifier(ConformalClassifier):
         self.check_params()
         held = self._held_out
         held.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
+        alike = self.aggregation != "pooled" or np.array_equal(held.scored(), held.sizes)
+        require(alike and held.class_conditional == self.class_conditional, "sizes")
         # What is exact of one model is not of several.
         require(not self._promise.is_exact or (type(held) is HeldOut and len(held.parts) == 1), "number of models")
-        require(_num_samples(self._sample) <= LIMITS.rows, "sample")
+        self.verify_sample()
         self.verify_p()
 
     def _objects(self, X: Any) -> tuple[Any, IntArray | None]:
