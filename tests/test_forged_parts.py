@@ -2,6 +2,7 @@
 
 import copy
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -41,6 +42,11 @@ from fullconformal import (
     load,
 )
 from fullconformal.cli.schema import Schema, TableError
+from fullconformal.conformity import LogLoss
+from fullconformal.estimators.held_out import Calibrated, HeldOut
+from fullconformal.methods.folds import FittedFolds
+from fullconformal.methods.outputs import LogProba
+from fullconformal.methods.parts import FoldModels
 from fullconformal.methods.ridge import lowest
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.storage import LIMITS, StorageError
@@ -836,6 +842,20 @@ def test_a_table_of_one_column_many_times_and_products_of_columns_are_not_the_fi
     assert Schema.of_json(vars(Schema("t", ["a"], ["b"], []))).columns == ["a", "b"]
     regressor(Lasso(0.1, precompute=True)).save(tmp_path / "it")
     assert load(tmp_path / "it").estimator.precompute is False
+
+
+def test_models_by_the_thousand_are_asked_one_after_the_other():
+    """Whatever the number of objects: a small file may name one model often."""
+    X, model = np.zeros((1000, 3)), LogProba(None, np.arange(2), 2)
+    held = HeldOut(LogLoss(), False, False, 0, 2, [Calibrated(model, [np.zeros(1)])] * 1000, np.array([1000]))
+    folds = FoldModels([model] * 1000, np.zeros((500, 1), dtype=np.int64), 2, 0)
+    fitted = FittedFolds(folds, np.zeros(1), np.zeros(1, dtype=np.int64), 2, LogLoss())
+    for ask in (lambda: held.p_values(X, None), lambda: held.proba(X), lambda: fitted.log_proba(X)):
+        tracemalloc.start()
+        ask()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**21
 
 
 def test_the_promise_is_of_the_rule_that_was_fitted():

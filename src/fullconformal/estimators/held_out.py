@@ -66,7 +66,7 @@ class HeldOut:
 
     def proba(self, X: Any) -> FloatArray:
         """Probabilities (m, C): the mean over the models."""
-        return np.asarray(np.mean([np.exp(finite_rows(part.model(X))) for part in self.parts], axis=0))
+        return np.asarray(sum(np.exp(finite_rows(part.model(X))) for part in self.parts) / len(self.parts))
 
     def uniform(self, X: Any) -> FloatArray | None:
         """The uniforms (m,) of randomised scores; None where they are not."""
@@ -85,12 +85,12 @@ class HeldOut:
         """Numbers of points, (1 or m, width), that objects are compared with, of those in each cell."""
         return pvalues.totals(np.reshape(sizes, (-1, self.width)), places)
 
-    def counts(self, X: Any, places: IntArray | None) -> list[tuple[Any, Any]]:
-        """Calibration points of each part above and tied with every candidate, (m, C) each.
+    def counts(self, X: Any, places: IntArray | None) -> Iterator[npt.NDArray[Any]]:
+        """Calibration points of each part in turn above and tied with every candidate, (2, m, C).
 
         Equal objects in batches of different sizes have scores that differ by rounding; they are tied.
         """
-        uniform, found = self.uniform(X), []
+        uniform = self.uniform(X)
         for part in self.parts:
             log_proba = finite_rows(part.model(X))
             tau = self.score.scores(log_proba, uniform)
@@ -100,12 +100,11 @@ class HeldOut:
                 rows = np.flatnonzero(own == place)
                 ordered = pvalues.in_category(part.ordered, self.width, place)
                 out[:, rows] = pvalues.rank_counts(ordered, tau[rows], tie[rows])
-            found.append((out[0], out[1]))
-        return found
+            yield out
 
     def p_values(self, X: Any, places: IntArray | None, smoothing: bool = False) -> FloatArray:
         """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1) (m, C), over the points of all parts; smoothed where asked for."""
-        greater, equal = (np.sum(part, axis=0) for part in zip(*self.counts(X, places), strict=True))
+        greater, equal = sum(self.counts(X, places), np.zeros((2, 1, 1), dtype=np.int64))
         return pvalues.p_values(greater, equal, self.totals(self.sizes, places), uniform=self.smoothing(X, smoothing))
 
     def p_values_by_part(self, X: Any, places: IntArray | None, smoothing: bool) -> list[FloatArray]:
@@ -113,7 +112,7 @@ class HeldOut:
         uniform = self.smoothing(X, smoothing)
         totals = (self.totals([len(scores) for scores in part.ordered], places) for part in self.parts)
         found = zip(self.counts(X, places), totals, strict=True)
-        return [pvalues.p_values(*counts, total, uniform=uniform) for counts, total in found]
+        return [pvalues.p_values(above, tied, total, uniform=uniform) for (above, tied), total in found]
 
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
