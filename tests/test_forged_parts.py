@@ -2,6 +2,7 @@
 
 import copy
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -34,11 +35,18 @@ from fullconformal import (
     CVPlusClassifier,
     FullConformalClassifier,
     FullConformalRegressor,
+    JackknifePlusClassifier,
     JackknifePlusRegressor,
     SplitConformalClassifier,
     SplitConformalRegressor,
     load,
 )
+from fullconformal.cli.schema import Schema, TableError
+from fullconformal.conformity import LogLoss
+from fullconformal.estimators.held_out import Calibrated, HeldOut
+from fullconformal.methods.folds import FittedFolds
+from fullconformal.methods.outputs import LogProba
+from fullconformal.methods.parts import FoldModels
 from fullconformal.methods.ridge import lowest
 from fullconformal.models import KernelDensityClassifier, mlp
 from fullconformal.storage import LIMITS, StorageError
@@ -476,6 +484,55 @@ def other_rule(content, tensors):
     node["rule"] = "plus"
 
 
+def told_sizes(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") in ("HeldOut", "LeaveOneOut"))
+    tensors["sizes"] = torch.tensor([LARGE])
+    node["sizes"] = array("sizes")
+
+
+def for_each_class(content, tensors):
+    """Says so, and compares with all points."""
+    pairs = content["predictor"]["params"]["items"]
+    pairs[:] = [[name, True if name == "class_conditional" else value] for name, value in pairs]
+    dict(content["predictor"]["fitted"]["items"])["_scored_by"]["items"][4] = True
+
+
+def no_order(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "Recalibration")
+    tensors["back"] = tensors[node["ordered"][0]["tensor"]].flip(0).clone()
+    node["ordered"] = [array("back")]
+
+
+def to_refit(name, *params):
+    """The model that an audit fits again."""
+
+    def forge(content, tensors):
+        pairs = content["predictor"]["params"]["items"]
+        pairs[:] = [[key, estimator(name, params) if key == "estimator" else value] for key, value in pairs]
+
+    return forge
+
+
+def models_of_no_point(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "PointBands")
+    node["models"] *= 100
+
+
+def label_to_repeat(content, tensors):
+    dict(content["predictor"]["fitted"]["items"])["classes_"]["items"][1] = "b" * LIMITS.word
+
+
+def category_to_repeat(content, tensors):
+    (node,) = nodes(content, lambda node: node.get("is") == "Categories")
+    node["known"]["items"][1] = "v" * LIMITS.word
+
+
+def of_words():
+    X = np.column_stack([np.array(["u", "v"])[np.arange(40) // 2 % 2], points()[0][:, 0].round().astype(str)])
+    encoder = OneHotEncoder(handle_unknown="ignore")
+    return FullConformalClassifier(make_pipeline(encoder, LogisticRegression()), categories=0).fit(X, points()[1])
+
+
 def pooled():
     layers = nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, 1, 1), nn.Flatten(), nn.Linear(9, 2)
     X, y = points(20, 4)
@@ -492,7 +549,7 @@ def united():
     return classifier(make_pipeline(FeatureUnion([("p", PCA(2))]), LogisticRegression()))
 
 
-WIDE = estimator("MLPClassifier", [("hidden_layer_sizes", {"is": "tuple", "items": [10**6, 10**6]})])
+WIDE = estimator("MLPClassifier", [("hidden_layer_sizes", {"is": "tuple", "items": [10**4, 10**3]})])
 HEADS = FullConformalClassifier(method="influence")
 ATTACKS = {
     "a code between two": (
@@ -731,6 +788,33 @@ ATTACKS = {
     "small indices": (lambda: classifier(KNeighborsClassifier(3, algorithm="brute")), small_indices),
     "a long label": (lambda: classifier(LogisticRegression()), long_label),
     "a fit in a fit": (lambda: HEADS.fit(*points()), many_fits),
+    "points that are not there": (lambda: classifier(LogisticRegression()), told_sizes),
+    "points left out that are not there": (
+        lambda: JackknifePlusClassifier(random_state=0).fit(*points()),
+        told_sizes,
+    ),
+    "classes in name only": (lambda: classifier(LogisticRegression()), for_each_class),
+    "fresh points in no order": (
+        lambda: FullConformalClassifier(l2=0.1).fit(*points()).recalibrate(points()[0] + 0.1, points()[1]),
+        no_order,
+    ),
+    "columns by columns": (
+        lambda: FullConformalRegressor(make_pipeline(PCA(2), Ridge())).fit(*(points(4, 8200)[0], np.arange(4.0))),
+        parameter("PCA", "svd_solver", "covariance_eigh"),
+    ),
+    "trees to audit": (lambda: regressor(Ridge()), to_refit("RandomForestRegressor", ("n_estimators", LARGE))),
+    "leaves to audit": (lambda: regressor(Ridge()), to_refit("DecisionTreeRegressor", ("max_leaf_nodes", LARGE))),
+    "draws to audit": (lambda: regressor(Ridge()), to_refit("BaggingRegressor", ("max_samples", LARGE))),
+    "layers to audit": (
+        lambda: regressor(Ridge()),
+        to_refit("MLPRegressor", ("hidden_layer_sizes", {"is": "tuple", "items": [15_000, 15_000]})),
+    ),
+    "models of no point": (
+        lambda: SplitConformalRegressor(Ridge(), random_state=0).fit(points()[0], points()[0].sum(1)),
+        models_of_no_point,
+    ),
+    "a long label for each object": (lambda: classifier(LogisticRegression()), label_to_repeat),
+    "a long category for each object": (of_words, category_to_repeat),
     "escapes in a cost": (lambda: HEADS.fit(*points()), told_cost),
     "escapes in a reason": (lambda: HEADS.fit(*points()), told_reason),
     "escapes in a layer's name": (lambda: classifier(mlp(3, (2,), 2)), named_layer),
@@ -750,6 +834,28 @@ def test_a_forged_part_is_refused(name, tmp_path):
     # By a look at the part itself, not by what came of it: larger ones would have taken memory or time until then.
     with pytest.raises(StorageError, match=r"^(?!.*does not fit together)"):
         load(tmp_path / "it")
+
+
+def test_a_table_of_one_column_many_times_and_products_of_columns_are_not_the_files_to_ask_for(tmp_path):
+    with pytest.raises(TableError):
+        Schema.of_json(vars(Schema("t", ["a"] * 2, [], [])))
+    assert Schema.of_json(vars(Schema("t", ["a"], ["b"], []))).columns == ["a", "b"]
+    regressor(Lasso(0.1, precompute=True)).save(tmp_path / "it")
+    assert load(tmp_path / "it").estimator.precompute is False
+
+
+def test_models_by_the_thousand_are_asked_one_after_the_other():
+    """Whatever the number of objects: a small file may name one model often."""
+    X, model = np.zeros((1000, 3)), LogProba(None, np.arange(2), 2)
+    held = HeldOut(LogLoss(), False, False, 0, 2, [Calibrated(model, [np.zeros(1)])] * 1000, np.array([1000]))
+    folds = FoldModels([model] * 1000, np.zeros((500, 1), dtype=np.int64), 2, 0)
+    fitted = FittedFolds(folds, np.zeros(1), np.zeros(1, dtype=np.int64), 2, LogLoss())
+    for ask in (lambda: held.p_values(X, None), lambda: held.proba(X), lambda: fitted.log_proba(X)):
+        tracemalloc.start()
+        ask()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**21
 
 
 def test_the_promise_is_of_the_rule_that_was_fitted():

@@ -88,6 +88,11 @@ def ordered_scores(alpha: FloatArray, cell: npt.NDArray[np.int64], n_cells: int 
     return [np.sort(alpha[cell == k]) for k in range(n_cells)]
 
 
+def is_ordered(scores: FloatArray) -> bool:
+    """Whether scores are of one axis, in ascending order and without NaN."""
+    return scores.ndim == 1 and not np.isnan(scores).any() and bool((scores[:-1] <= scores[1:]).all())
+
+
 def totals(sizes: npt.ArrayLike, places: npt.NDArray[np.int64] | None) -> npt.NDArray[Any]:
     """Rows (m, w) of sizes (G, w) at the places (m,) of categories, zeros at −1; all of them where there are no places."""
     sizes = np.asarray(sizes)

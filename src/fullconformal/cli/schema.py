@@ -117,7 +117,8 @@ class Schema:
             lists = [*(value for name, value in values.items() if name not in known), *words.values(), list(words)]
             if all(isinstance(value, list) for value in lists):
                 texts += [text for value in lists for text in value]
-                if all(isinstance(text, str) for text in texts):
+                used = [*values["numbers"], *values["categories"]]
+                if all(isinstance(text, str) for text in texts) and len(set(used)) == len(used):
                     return cls(**values)
         raise TableError("the description of the table's columns is missing or invalid.")
 

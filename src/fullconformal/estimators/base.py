@@ -22,7 +22,7 @@ from fullconformal.estimators.categories import Categories
 from fullconformal.guarantees import Guarantee
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.storage import StorageError, conforms, defaults, expect, hints_of, parameters, require
+from fullconformal.storage import LIMITS, StorageError, conforms, defaults, expect, hints_of, parameters, require
 
 Array = npt.NDArray[Any]
 Fit = TypeVar("Fit", bound=Callable[..., Any])
@@ -47,6 +47,9 @@ def check_learnt(cls: type, fitted: dict[str, Any]) -> None:
         known = name in hints and get_origin(hints[name]) is not ClassVar and name not in params
         require(known, f"attribute {str(name)[:40]!r} (which {cls.__name__} does not annotate)")
         require(conforms(value, hints[name]), f"attribute {name!r}")
+        # Of each object one comes back, as wide as the widest there is.
+        words = {"classes_": value, "_categories": getattr(value, "known", None)}.get(name)
+        require(getattr(words, "itemsize", 0) <= 4 * LIMITS.value, f"attribute {name!r} (of long words)")
 
 
 def whole_or_nothing(fit: Fit) -> Fit:
@@ -172,6 +175,13 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         ):
             raise ValueError(f"categories was changed to {self.categories!r} after fit; call fit again.")
         return None if kept is None else kept.places(X, getattr(self, "feature_names_in_", None))
+
+    def verify_sample(self) -> int:
+        """The number of objects that it kept, a few; and one confidence level."""
+        level, m = self.confidence_level, _num_samples(self._sample)
+        require(isinstance(level, (float, np.floating)) and 0 < level < 1, "confidence level")
+        require(m <= LIMITS.rows, "sample")
+        return int(m)
 
     def verify_categories(self, n: int) -> int:
         """The number of categories of n training points, one where there are none."""
@@ -402,13 +412,7 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
     def verify_labels(self) -> int:
         """The number of classes, which must be distinct and in order."""
         classes = self.classes_
-        require(isinstance(classes, np.ndarray) and classes.ndim == 1 and len(classes) > 1, "classes")
-        require(bool((classes[:-1] < classes[1:]).all()), "classes")
-        require(
-            isinstance(self.confidence_level, (float, np.floating)) and 0 < self.confidence_level < 1,
-            "confidence level",
-        )
-        require(isinstance(self.class_conditional, (bool, np.bool_)), "class_conditional")
+        require(classes.ndim == 1 and len(classes) > 1 and bool((classes[:-1] < classes[1:]).all()), "classes")
         return len(classes)
 
     def verify_known(self, n_classes: int) -> int:
@@ -416,8 +420,7 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         known = self._known
         if known is None:
             return n_classes
-        require(isinstance(known, np.ndarray) and known.dtype == np.int64 and known.ndim == 1, "classes")
-        require(1 < len(known) < n_classes and bool((known[:-1] < known[1:]).all()), "classes")
+        require(known.ndim == 1 and 1 < len(known) < n_classes and bool((known[:-1] < known[1:]).all()), "classes")
         require(known[0] >= 0 and bool(known[-1] < n_classes), "classes")
         return len(known)
 

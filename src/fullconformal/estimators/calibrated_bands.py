@@ -182,7 +182,9 @@ class CalibratedBands:
             self.score.dtype == np.float64 and self.score.shape == (n,) and not np.isnan(self.score).any(), "scores"
         )
         require(self.model.shape == (n,) and self.model.dtype == np.int64 and self.rule in RULES, "scores")
-        require((self.category is not None) == apart, "categories")
+        # Each has points of its own: bands are held by every model, of as many objects as there are few points.
+        models = len(getattr(self.bands, "models", ()))
+        require(models <= n and (self.category is not None) == apart, "models or categories")
         if self.category is not None:
             require(self.category.shape == (n,) and self.category.dtype == np.int64, "categories")
             require(bool(((self.category >= 0) & (self.category < n_categories)).all()), "categories")

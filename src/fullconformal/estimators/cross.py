@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,7 +239,7 @@ class LeaveOneOut(HeldOut):
         """Probabilities (m, C) of the model fitted to all points."""
         return np.exp(self.fitted.log_proba(X))
 
-    def counts(self, X: Any, places: IntArray | None) -> list[tuple[Any, Any]]:
+    def counts(self, X: Any, places: IntArray | None) -> Iterator[npt.NDArray[Any]]:
         # Names an object that cannot be computed with.
         self.fitted.log_proba(X)
         (d, K, n), n_classes, uniform = self.theta.shape, self.n_classes, self.uniform(X)
@@ -256,8 +257,10 @@ class LeaveOneOut(HeldOut):
             tie = self.score.rounding(tau, by_model, float(np.finfo(np.float64).eps))
             weight = None if alone else self.cell[:, None] == asked[at : at + width, None]
             found.append(pvalues.count(self.alpha[:, None], tau, tie, weight, axis=1))
-        greater, equal = (np.concatenate(part) for part in zip(*found, strict=True))
-        return [(greater, equal)]
+        yield np.concatenate(found, axis=1)
+
+    def scored(self) -> Any:
+        return [int((self.cell == k).sum()) for k in range(len(self.sizes))]
 
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""

@@ -455,7 +455,7 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         if not hasattr(self, "_sample"):
             require(self._input_shape == fitted.input_shape, "shape of objects")
             self._sample = np.zeros((1, *self._input_shape))
-        require(_num_samples(self._sample) <= LIMITS.rows, "sample")
+        self.verify_sample()
         self._verify_transformers()
         proba = self.predict_proba(self._sample)
         require(proba.shape[1:] == (n_classes,) and bool(np.isfinite(proba).all()), "model")

@@ -36,7 +36,7 @@ from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline
 from fullconformal.models.transformers import seeded
 from fullconformal.runtime.tasks import progress_bar
-from fullconformal.storage import LIMITS, require, savable
+from fullconformal.storage import require, savable
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -403,6 +403,6 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         require(isinstance(fitted, FittedRegression) and fitted.method == self.method_, "method")
         require(isinstance(self._target, Target) and self.n_samples_fit_ == fitted.n, "points")
         self.verify_categories(fitted.n)
-        require(_num_samples(self._sample) <= LIMITS.rows, "sample")
+        self.verify_sample()
         self._verify_transformers()
         self.verify_intervals(fitted.quick, **({"sample_weight": 1.0} if fitted.weighs_candidates else {}))

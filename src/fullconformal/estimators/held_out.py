@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _num_samples, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
@@ -66,7 +66,7 @@ class HeldOut:
 
     def proba(self, X: Any) -> FloatArray:
         """Probabilities (m, C): the mean over the models."""
-        return np.asarray(np.mean([np.exp(finite_rows(part.model(X))) for part in self.parts], axis=0))
+        return np.asarray(sum(np.exp(finite_rows(part.model(X))) for part in self.parts) / len(self.parts))
 
     def uniform(self, X: Any) -> FloatArray | None:
         """The uniforms (m,) of randomised scores; None where they are not."""
@@ -85,12 +85,12 @@ class HeldOut:
         """Numbers of points, (1 or m, width), that objects are compared with, of those in each cell."""
         return pvalues.totals(np.reshape(sizes, (-1, self.width)), places)
 
-    def counts(self, X: Any, places: IntArray | None) -> list[tuple[Any, Any]]:
-        """Calibration points of each part above and tied with every candidate, (m, C) each.
+    def counts(self, X: Any, places: IntArray | None) -> Iterator[npt.NDArray[Any]]:
+        """Calibration points of each part in turn above and tied with every candidate, (2, m, C).
 
         Equal objects in batches of different sizes have scores that differ by rounding; they are tied.
         """
-        uniform, found = self.uniform(X), []
+        uniform = self.uniform(X)
         for part in self.parts:
             log_proba = finite_rows(part.model(X))
             tau = self.score.scores(log_proba, uniform)
@@ -100,12 +100,11 @@ class HeldOut:
                 rows = np.flatnonzero(own == place)
                 ordered = pvalues.in_category(part.ordered, self.width, place)
                 out[:, rows] = pvalues.rank_counts(ordered, tau[rows], tie[rows])
-            found.append((out[0], out[1]))
-        return found
+            yield out
 
     def p_values(self, X: Any, places: IntArray | None, smoothing: bool = False) -> FloatArray:
         """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1) (m, C), over the points of all parts; smoothed where asked for."""
-        greater, equal = (np.sum(part, axis=0) for part in zip(*self.counts(X, places), strict=True))
+        greater, equal = sum(self.counts(X, places), np.zeros((2, 1, 1), dtype=np.int64))
         return pvalues.p_values(greater, equal, self.totals(self.sizes, places), uniform=self.smoothing(X, smoothing))
 
     def p_values_by_part(self, X: Any, places: IntArray | None, smoothing: bool) -> list[FloatArray]:
@@ -113,11 +112,10 @@ class HeldOut:
         uniform = self.smoothing(X, smoothing)
         totals = (self.totals([len(scores) for scores in part.ordered], places) for part in self.parts)
         found = zip(self.counts(X, places), totals, strict=True)
-        return [pvalues.p_values(*counts, total, uniform=uniform) for counts, total in found]
+        return [pvalues.p_values(above, tied, total, uniform=uniform) for (above, tied), total in found]
 
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
-        expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
         # The outputs of all of them are held at a time.
         require(LIMITS.rows * len(self.parts) * n_classes <= LIMITS.budget // 32, "number of models")
@@ -126,7 +124,11 @@ class HeldOut:
         for part in self.parts:
             require(expect(part.model, LogProba, Piped).n_classes == n_classes, "classes")
             require(len(part.ordered) == sizes, "scores")
-            require(all(cell.ndim == 1 and bool((cell[:-1] <= cell[1:]).all()) for cell in part.ordered), "scores")
+            require(all(map(pvalues.is_ordered, part.ordered)), "scores")
+
+    def scored(self) -> Any:
+        """Numbers of scores in each cell."""
+        return np.sum([[len(cell) for cell in part.ordered] for part in self.parts], axis=0)
 
 
 @dataclass(frozen=True)
@@ -306,9 +308,11 @@ class HeldOutClassifier(ConformalClassifier):
         self.check_params()
         held = self._held_out
         held.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
+        alike = self.aggregation != "pooled" or np.array_equal(held.scored(), held.sizes)
+        require(alike and held.class_conditional == self.class_conditional, "sizes")
         # What is exact of one model is not of several.
         require(not self._promise.is_exact or (type(held) is HeldOut and len(held.parts) == 1), "number of models")
-        require(_num_samples(self._sample) <= LIMITS.rows, "sample")
+        self.verify_sample()
         self.verify_p()
 
     def _objects(self, X: Any) -> tuple[Any, IntArray | None]:

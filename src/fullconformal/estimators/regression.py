@@ -25,7 +25,7 @@ from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.runtime.tasks import Work
-from fullconformal.storage import LIMITS, require
+from fullconformal.storage import require
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -215,12 +215,7 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
 
     def verify_intervals(self, quick: bool = True, **options: Any) -> None:
         """Raise unless the regressor gives predictions of the objects it kept, and intervals where these need no fit."""
-        m = _num_samples(self._sample)
-        require(m <= LIMITS.rows, "sample")
-        require(
-            isinstance(self.confidence_level, (float, np.floating)) and 0 < self.confidence_level < 1,
-            "confidence level",
-        )
+        m = self.verify_sample()
         predicted = self.predict(self._sample)
         require(predicted.shape == (m,) and bool(np.isfinite(predicted).all()), "model")
         if not quick:

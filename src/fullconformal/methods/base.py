@@ -301,7 +301,23 @@ def counted(
     return greater, equal
 
 
-class AllTied(Fitted):
+class NeverSaved:
+    """What trains its model anew for every candidate."""
+
+    def state(self) -> dict[str, Any]:
+        """Raise: there is nothing."""
+        raise StorageError(
+            "method='exact' by refits trains the model anew for every candidate, so there is nothing to save but the data; save these, or "
+            "use another method."
+        )
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Raise: it was never saved."""
+        raise StorageError("it holds refits, which are never saved")
+
+
+class AllTied(NeverSaved, Fitted):
     """Where no fit can be had all points are tied with every candidate, so that p = 1."""
 
     method = "none"
@@ -312,13 +328,6 @@ class AllTied(Fitted):
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         above = np.zeros((len(X), self.n_classes))
         return above, above + query.total(self.labels, self.n_classes)
-
-    def state(self) -> dict[str, Any]:
-        raise StorageError("it is made for one prediction, and not saved")
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        raise StorageError("it is made for one prediction, and not saved")
 
 
 def starts_with(points: Any, X: Any) -> bool:
@@ -366,7 +375,7 @@ class Recalibration:
     def verify(self, n_cells: int) -> None:
         """Raise where a loaded one is not whole."""
         require(len(self.ordered) == n_cells, "recalibration")
-        require(all(bool(np.isfinite(group).all()) for group in self.ordered), "recalibration")
+        require(all(map(pvalues.is_ordered, self.ordered)), "recalibration")
 
 
 def refined(fitted: Fitted, X: Any, query: Query) -> FloatArray:

@@ -114,7 +114,7 @@ class FittedFolds(Fitted):
 
     def log_proba(self, X: Any) -> FloatArray:
         """Of the mean probabilities of all models."""
-        return finite_rows(averaged(self.trained.outputs(X)))
+        return finite_rows(averaged(self.trained.outputs(X), len(self.models)))
 
     def precision(self, X: Any) -> float:
         return self.trained.precision(X)
@@ -125,7 +125,7 @@ class FittedFolds(Fitted):
             raise ValueError(
                 "scheme must be 'deleted' with method='folds': no model has seen the point that it scores."
             )
-        log_proba = finite_rows(averaged(self.trained.candidate_outputs(X)))
+        log_proba = finite_rows(averaged(self.trained.candidate_outputs(X), len(self.fold)))
         tau = self.score.scores(log_proba)
         return tau, self.score.rounding(tau, log_proba, self.precision(X))
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -235,23 +235,23 @@ class FoldModels:
         repeats = range(len(self.fold))
         return np.stack([drawn(hashes(X, key_of(self.seed, r) + 1), self.folds) for r in repeats])
 
-    def candidate_outputs(self, X: Any) -> FloatArray:
-        """Outputs (R, m, C) for objects X by the models that would not have seen their candidates."""
-        out = np.empty((len(self.fold), _num_samples(X), self.models[0].n_classes))
+    def candidate_outputs(self, X: Any) -> Iterator[FloatArray]:
+        """Outputs (m, C) for objects X by the models that would not have seen their candidates, repeat by repeat."""
         for r, own in enumerate(self.candidate_folds(X)):
+            out = np.empty((_num_samples(X), self.models[0].n_classes))
             for k in np.unique(own):
                 at, model = np.flatnonzero(own == k), self.models[r * self.folds + k]
                 try:
-                    out[r, at] = model(take(X, at))
+                    out[at] = model(take(X, at))
                 except ValueError:
                     # Which names an object by its place among all.
                     model(X)
                     raise
-        return out
+            yield out
 
-    def outputs(self, X: Any) -> FloatArray:
-        """Outputs (R·K, m, C) of all models."""
-        return np.stack([model(X) for model in self.models])
+    def outputs(self, X: Any) -> Iterator[FloatArray]:
+        """Outputs (m, C) of all models, one after the other."""
+        return (model(X) for model in self.models)
 
     def precision(self, X: Any) -> float:
         """The unit of rounding of outputs for objects X."""
@@ -290,13 +290,13 @@ def point_scores(score: ConformityScore | None, outputs: FloatArray, y: Any) -> 
     """Scores (n,) of points with labels or values y (n,) from R outputs (R, n, C) of each; absolute residuals where score is None."""
     if score is None:
         return np.asarray(np.abs(y - outputs.mean(axis=0)[:, 0]))
-    return np.asarray(score.scores(averaged(outputs))[np.arange(len(y)), y])
+    return np.asarray(score.scores(averaged(outputs, len(outputs)))[np.arange(len(y)), y])
 
 
-def averaged(log_proba: FloatArray) -> FloatArray:
-    """Logarithm (m, C) of the mean of R probabilities, from logarithms (R, m, C)."""
+def averaged(log_proba: Iterable[FloatArray], number: int) -> FloatArray:
+    """Logarithm (m, C) of the mean of so many probabilities, from logarithms (m, C) of each, which are not held together."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.logaddexp.reduce(log_proba, axis=0) - np.log(len(log_proba)))
+        return np.asarray(reduce(np.logaddexp, log_proba) - np.log(number))
 
 
 @dataclass(frozen=True)

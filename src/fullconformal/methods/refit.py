@@ -19,18 +19,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fullconformal import pvalues
 from fullconformal.guarantees import EXACT
-from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, Query
+from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, NeverSaved, Query
 from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.runtime.files import Parts, fingerprint
 from fullconformal.runtime.tasks import Progress, Work, duration, finished, say_nothing, workers
-from fullconformal.storage import StorageError, savable
+from fullconformal.storage import savable
 
 Array = npt.NDArray[Any]
 LogProbability = Callable[[Array], Array]
@@ -307,22 +307,6 @@ def estimate(left: int, before: int, seconds: float, workers: int) -> str:
 
 
 # The method -----------------------------------------------------------------------------------------------------------
-
-
-class NeverSaved:
-    """What trains its model anew for every candidate."""
-
-    def state(self) -> dict[str, Any]:
-        """Raise: there is nothing."""
-        raise StorageError(
-            "method='exact' by refits trains the model anew for every candidate, so there is nothing to save but the data; save these, or "
-            "use another method."
-        )
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """Raise: it was never saved."""
-        raise StorageError("it holds refits, which are never saved")
 
 
 @savable

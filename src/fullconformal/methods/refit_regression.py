@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from fullconformal.guarantees import APPROXIMATE
 from fullconformal.intervals import Steps
-from fullconformal.methods.base import Config, FloatArray, Values
+from fullconformal.methods.base import Config, FloatArray, NeverSaved, Values
 from fullconformal.methods.fitting import FitScore, settings_of
-from fullconformal.methods.refit import NeverSaved, Refits, Residuals, check, orders
+from fullconformal.methods.refit import Refits, Residuals, check, orders
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.runtime.files import fingerprint
 from fullconformal.sets import members

@@ -93,10 +93,10 @@ class FittedFoldsRegression(FittedUnseen):
         return self.trained.promise(grouped=self.grouped)
 
     def predict(self, X: Any) -> FloatArray:
-        return np.asarray(self.trained.outputs(X).mean(axis=0)[:, 0])
+        return np.asarray(sum(self.trained.outputs(X)) / len(self.trained.models))[:, 0]
 
     def candidate_values(self, X: Any) -> FloatArray:
-        return np.asarray(self.trained.candidate_outputs(X).mean(axis=0)[:, 0])
+        return np.asarray(sum(self.trained.candidate_outputs(X)) / len(self.trained.fold))[:, 0]
 
     def precision(self, X: Any) -> float:
         return self.trained.precision(X)

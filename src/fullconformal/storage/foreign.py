@@ -48,7 +48,10 @@ FUNCTIONS = (
     "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "sqrt", "cbrt", "square", "arcsinh", "sinh", "reciprocal", "negative",
 )  # fmt: skip
 # What whoever loads a file decides, and no file: such a parameter has its default.
-OURS = {"memory", "n_jobs", "verbose"}
+OURS = {"memory", "n_jobs", "verbose", "precompute"}
+# What may not be larger, as memory or time would be.
+MOST = dict.fromkeys(("n_bins", "n_estimators"), LIMITS.bins) | dict.fromkeys(("n_oversamples", "n_iter"), LIMITS.work)
+MOST |= dict.fromkeys(("max_iter", "max_leaf_nodes", "max_samples"), LIMITS.steps)
 
 
 def home(name: str) -> Any:
@@ -110,8 +113,9 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         unpacker.take(16 * (numbers + n) + 64 * (numbers + 2 * n) // estimator.leaf_size)
         return estimator.fit(fitted["X"], fitted["y"])
     counted = not fitted or not hasattr(cls, "transform") or "n_features_in_" in fitted or name in WITHOUT
-    few = fitted.get("n_features_in_", 0) <= max(unpacker.size, LIMITS.sparse_columns)
-    require(counted and few, f"number of columns that {name} takes")
+    # Fitted again, it makes a matrix of columns by columns.
+    most = 2**13 if params.get("svd_solver") == "covariance_eigh" else max(unpacker.size, LIMITS.sparse_columns)
+    require(counted and fitted.get("n_features_in_", 0) <= most, f"number of columns that {name} takes")
     if name.startswith("HistGradientBoosting") and fitted:
         return boosted_again(estimator, fitted)
     if name == "PolynomialFeatures" and fitted:
@@ -209,10 +213,9 @@ def check(name: str, params: dict[str, Any]) -> None:
             (isinstance(value, np.ndarray) and value.ndim > 1)
             or (key in ("bandwidth", "n_oversamples", "n_iter") and np.ndim(value))
             or (isinstance(value, np.dtype) and value.kind == "U")
-            or (key in ("n_oversamples", "n_iter") and not isinstance(value, str) and value > LIMITS.work)
-            or (key == "n_bins" and np.max(value) > LIMITS.bins)
+            or (key in MOST and not isinstance(value, (str, type(None))) and not np.max(value) <= MOST[key])
+            or (key == "hidden_layer_sizes" and np.sum(value, dtype=np.float64) > LIMITS.bins // 4)
             or (key == "alphas" and np.size(value) > LIMITS.work)
-            or (key == "max_iter" and value is not None and not value <= LIMITS.steps)
             or (key == "tol" and name in ("Lasso", "ElasticNet") and not value > 0)
             # Compiled code takes matrices of distances in any shape.
             or (key in ("metric_params", "kw_args", "inv_kw_args") and value)
