@@ -17,7 +17,7 @@ from torch import nn
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier
 from fullconformal.influence.sorted_points import SortedPoints
 from fullconformal.models import KernelDensityClassifier, mlp
-from fullconformal.runtime.numerics import full_precision, tensor_cores
+from fullconformal.runtime.numerics import each_alone, full_precision, tensor_cores
 from fullconformal.runtime.replicas import replica
 
 THREADS, CALLS = 8, 2
@@ -145,3 +145,41 @@ def test_points_solved_for_by_another_thread_meanwhile(monkeypatch):
 
     monkeypatch.setattr(SortedPoints, "solved", meanwhile)
     assert np.array_equal(clf.predict_p(X), p)
+
+
+def test_parts_are_worked_on_by_threads_with_one_thread_each():
+    """In their order; what fails is raised and the rest left undone; torch has as many threads afterwards as before."""
+    before, done = torch.get_num_threads(), []
+
+    def work(part):
+        done.append(part)
+        if part == 5:
+            raise ZeroDivisionError
+        return part, torch.get_num_threads()
+
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert list(each_alone(work, range(5))) == [(part, 1) for part in range(5)]
+            done.clear()
+            with pytest.raises(ZeroDivisionError):
+                list(each_alone(work, range(1000)))
+            assert 5 in done and len(done) < 1000
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", ["symmetric", "exact"])
+def test_objects_shared_out_among_threads_have_the_same_p_values(method):
+    clf, X = full(LogisticRegression(), method=method)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found += [clf.predict_p(X), np.concatenate([clf.predict_p(X[i : i + 1]) for i in range(len(X))])]
+    finally:
+        torch.set_num_threads(before)
+    for p in found:
+        np.testing.assert_array_equal(p, found[0])

@@ -171,9 +171,8 @@ def rough_precision(bag: LinearBag) -> torch.dtype:
     L = factor(H)
     if L is None:
         return torch.float64
-    return (
-        torch.float32 if float(_rounding(len(bag.X), bag.K, H, torch.cholesky_inverse(L))) < DECIDES else torch.float64
-    )
+    off = float(_rounding(len(bag.X), bag.K, H, torch.cholesky_inverse(L)))
+    return torch.float32 if off < DECIDES else torch.float64
 
 
 @dataclass(frozen=True)

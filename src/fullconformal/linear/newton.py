@@ -114,10 +114,8 @@ def _certified(bag: LinearBag, change: Change | None, minimum: Minimum) -> tuple
     G = gradient(bag, change, theta, residuals(bag, theta))
     mu, kappa, _ = certify(bag, change, theta, G, C)
     # The Hessian there is within e^R of that of which the curvature is.
-    R = (
-        kappa
-        * (step * (C.hessian @ step.flatten(0, 1).T[:, :, None]).squeeze(2).T.reshape(step.shape)).sum((0, 1)).sqrt()
-    )
+    pushed = (C.hessian @ step.flatten(0, 1).T[:, :, None]).squeeze(2).T.reshape(step.shape)
+    R = kappa * (step * pushed).sum((0, 1)).sqrt()
     error = kappa * radius(mu, R, kappa)
     # Further out a penalty is too weak for float64. Scores that errors leave undecided are tied.
     known = error < 1e-3

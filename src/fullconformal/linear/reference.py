@@ -105,8 +105,7 @@ def reference(bag: LinearBag) -> Reference:
     # The relative error of 1 − t is that of A times t/(1 − t).
     sure = (odds >= 0) & (odds * rounding < 1e-3) & torch.isfinite(left_out).all(2).all(1)
     odds = torch.where(sure, odds, torch.inf)
-    i, j = relative.pairs(K, z.device)[0]
-    packed = left_out[:, i, j, None]
+    packed = left_out[:, *relative.pairs(K, z.device)[0], None]
     left_out_spread, left_out_apart = (
         torch.where(sure, part[:, 0], torch.inf)
         for part in (relative.spread(packed), relative.apart(packed, bag.y[:, None]))

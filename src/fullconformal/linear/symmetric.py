@@ -237,10 +237,8 @@ def symmetric_bounds(
     def counted(change: Change) -> Counted:
         theta = first_step(bag, change) if one_step else refit(bag, change).theta
         z = logits(bag, theta)
-        G, C = (
-            gradient(bag, change, theta, relative.residual(z, bag.y[:, None])),
-            curvature(bag, change, theta, relative.second(z)),
-        )
+        G = gradient(bag, change, theta, relative.residual(z, bag.y[:, None]))
+        C = curvature(bag, change, theta, relative.second(z))
         _, kappa, error = certify(bag, change, theta, G, C)
         reach, grain = error / kappa, rounding(bag, change, theta)
         alpha, tau = relative.margin(z, bag.y[:, None]), relative.margin(at_points(change.x, theta), change.y)

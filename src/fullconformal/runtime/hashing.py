@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.sparse import issparse
+
+from fullconformal.runtime.numerics import each_alone
 
 
 def contents(X: Any) -> Iterator[bytes]:
@@ -47,8 +47,7 @@ def digests(X: Any, key: bytes) -> Iterator[bytes]:
     if not isinstance(X, np.ndarray) or X.nbytes < 2**24:
         return iter(part(X))
     # Long objects are hashed outside of Python's lock: 50,000 images, a gigabyte as float64, take 1.6 s of one core.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return chain.from_iterable(list(pool.map(part, np.array_split(X, 64))))
+    return chain.from_iterable(each_alone(part, np.array_split(X, 64)))
 
 
 def hashes(X: Any, seed: int | None = None) -> npt.NDArray[np.uint64]:
