@@ -116,6 +116,7 @@ class HeldOut:
 
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
+        expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
         # The outputs of all of them are held at a time.
         require(LIMITS.rows * len(self.parts) * n_classes <= LIMITS.budget // 32, "number of models")
@@ -123,8 +124,7 @@ class HeldOut:
         require(self.sizes.dtype == np.int64 and self.sizes.shape == (sizes,), "sizes")
         for part in self.parts:
             require(expect(part.model, LogProba, Piped).n_classes == n_classes, "classes")
-            require(len(part.ordered) == sizes, "scores")
-            require(all(map(pvalues.is_ordered, part.ordered)), "scores")
+            require(len(part.ordered) == sizes and all(map(pvalues.is_ordered, part.ordered)), "scores")
 
     def scored(self) -> Any:
         """Numbers of scores in each cell."""

@@ -197,8 +197,8 @@ def count_objects(
     small = width // 8 if m > width else 0
     starts = [*range(0, small, max(1, width // 16)), *range(small, m, width)]
     parts, out = [slice(*ends) for ends in pairwise([*starts, m])], x.new_zeros(2, m, C)
-    blocks = (objects[part] for part in parts)
-    for part, found in zip(parts, map(counted, blocks) if x.is_cuda else each_alone(counted, blocks), strict=True):
+    share = map if x.is_cuda or len(parts) == 1 else each_alone
+    for part, found in zip(parts, share(counted, (objects[part] for part in parts)), strict=True):
         out[:, part] = found
         if progress is not None:
             progress(part.stop, m)
