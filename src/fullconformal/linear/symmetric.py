@@ -191,10 +191,10 @@ def count_objects(
     x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
     # On a CPU logits of a block stay in the cache, and every thread has blocks of its own; what they share is made before.
     bag.columns(bag.reference.rough)
-    width = (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C)
-    width = max(1, min(width, m if x.is_cuda else -(-m // torch.get_num_threads())))
+    most = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
+    width = most if x.is_cuda else max(1, min(most, -(-m // torch.get_num_threads())))
     # The first of many blocks are small, so that the pace is known early.
-    small = width // 8 if m > width else 0
+    small = width // 8 if width == most < m else 0
     starts = [*range(0, small, max(1, width // 16)), *range(small, m, width)]
     parts, out = [slice(*ends) for ends in pairwise([*starts, m])], x.new_zeros(2, m, C)
     share = map if x.is_cuda or len(parts) == 1 else each_alone
