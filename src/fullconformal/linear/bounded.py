@@ -43,9 +43,9 @@ def bounded_order(
     The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
-    by a factor that `hessian_factors` bounds, so their range moves by at most spread(A')(1 − π_y); and its loss does not decrease. Points
-    which that leaves open have A°r, and where that is not enough A'r from a solve, as the candidates have. ``left(order)`` says which
-    candidates (B,) are still to be decided.
+    by a factor that `hessian_factors` bounds, so its margin grows by at most m(A')(1 − π_y), m as in `linear.reference` of its own class, for
+    r is 1 − π_y times a mean of e_k − e_y; and its loss does not decrease. Points which that leaves open have A°r, and where that is not enough A'r from a solve, as the candidates
+    have. ``left(order)`` says which candidates (B,) are still to be decided.
     """
     dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
     at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
@@ -61,7 +61,7 @@ def bounded_order(
     tiny = torch.finfo(dtype).tiny ** 0.8
     granted = torch.where(tau.abs() < -math.log(tiny), slack, torch.inf)
     above = margin - off > (tau + granted)[:, None]
-    # The loss of a point that is left out does not decrease, and grows by no more than spread(A')(1 − π_y).
+    # The margin of a point that is left out does not decrease, and grows by no more than m(A')(1 − π_y).
     grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
     most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
     order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
