@@ -43,9 +43,9 @@ def bounded_order(
     The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
-    by a factor that `hessian_factors` bounds, so its margin grows by at most m(A')(1 − π_y), m as in `linear.reference` of its own class, for
-    r is 1 − π_y times a mean of e_k − e_y; and its loss does not decrease. Points which that leaves open have A°r, and where that is not enough A'r from a solve, as the candidates
-    have. ``left(order)`` says which candidates (B,) are still to be decided.
+    by a factor that `hessian_factors` bounds, and r is 1 − π_y times a mean of e_k − e_y: its margin grows by at most m(A')(1 − π_y), m as
+    in `linear.reference` of its own class, and does not decrease. Points which that leaves open have A°r, and where that is not enough A'r
+    from a solve, as the candidates have. ``left(order)`` says which candidates (B,) are still to be decided.
     """
     dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
     at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
