@@ -33,7 +33,7 @@ from fullconformal.runtime.tasks import Progress
 if TYPE_CHECKING:
     from fullconformal.linear.hessian import Base
     from fullconformal.linear.newton import Minimum
-    from fullconformal.linear.reference import Reference
+    from fullconformal.linear.reference import Energies, Reference
 
 EPS = torch.finfo(torch.float64).eps
 FAR = 1e3  # times the training points' largest value, beyond which an object rather than the penalty is to blame
@@ -132,11 +132,11 @@ class LinearBag:
         return reference(self)
 
     @cached_property
-    def precision(self) -> torch.dtype:
-        """What to take rough leverages in."""
-        from fullconformal.linear.hessian import rough_precision
+    def energies(self) -> Energies:
+        """Bounds on leverages where probabilities have moved far."""
+        from fullconformal.linear.reference import Energies
 
-        return rough_precision(self)
+        return Energies(self)
 
     @cached_property
     def largest(self) -> Tensor:
@@ -232,31 +232,9 @@ class LinearBag:
         return {}
 
     @cached_property
-    def white(self) -> Tensor:
-        """R⁻¹ (d, d), RRᵀ the mean over classes of the Hessian at the fit on Z: features R⁻¹x have Hessians close to the identity."""
-        d = self.X.shape[1]
-        H = self.base.hessian.view(d, self.K, d, self.K).diagonal(dim1=1, dim2=3).mean(2)
-        eye = torch.eye(d, dtype=H.dtype, device=H.device)
-        R, failed = torch.linalg.cholesky_ex(H)
-        return eye if failed else torch.linalg.solve_triangular(R, eye, upper=False)
-
-    def seen(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Points x (d, ...) in float64 as they are, in float32 whitened: what is conditioned badly would not survive it."""
-        return x if dtype == torch.float64 else (self.white @ x).to(dtype)
-
-    def unseen(self, steps: Tensor, dtype: torch.dtype) -> Tensor:
-        """Steps (d, ...) in parameters of points as `seen`, in those of the points."""
-        return steps if dtype == torch.float64 else self.white.T @ steps.double()
-
-    def products(self, dtype: torch.dtype) -> Products:
-        """Sums of products of the training points' features, as `seen`."""
-        if dtype not in self._products:
-            self._products[dtype] = Products(self.seen(self.X.T, dtype))
-        return self._products[dtype]
-
-    @cached_property
-    def _products(self) -> dict[torch.dtype, Products]:
-        return {}
+    def products(self) -> Products:
+        """Sums of products of the training points' features."""
+        return Products(self.X.T)
 
 
 def logits(bag: LinearBag, theta: Tensor) -> Tensor:

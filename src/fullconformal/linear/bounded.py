@@ -18,7 +18,6 @@ from fullconformal.linear.added import Added, conjugate, fit_added
 from fullconformal.linear.bag import Change, LinearBag
 from fullconformal.linear.hessian import rounding
 from fullconformal.linear.newton import ROUGH
-from fullconformal.linear.reference import Reference
 from fullconformal.losses import relative
 
 # Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
@@ -65,17 +64,52 @@ def bounded_order(
     grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
     most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
     order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
-    pairs = ((order == 0) & left(order)[:, None]).nonzero()
-    error = _errors(at, fits, other, slack, pairs)
-    closest = _left_out(bag, fits, tau, error, pairs, order)
+    error, closest = torch.full_like(off, torch.inf), torch.full_like(off, torch.inf)
+
+    def opened(columns: Tensor) -> Tensor:
+        """Pairs (b, 2) of some columns and points that are open."""
+        return ((order == 0) & (left(order) & columns)[:, None]).nonzero()
+
+    def compare(pairs: Tensor, low: Tensor, high: Tensor) -> None:
+        """Decide the order of pairs (b, 2) by bounds L ≤ A' ≤ U (b, K, K)."""
+        at_pairs = tuple(pairs.T)
+        error[at_pairs], closest[at_pairs] = _compare(bag, fits, tau, slack, pairs, order, low, high)
+
+    every = torch.ones_like(tau, dtype=torch.bool)
+    # Some 2²⁰ numbers of A° at a time.
+    for pairs in opened(every).split(max(1, 2**20 // bag.K**2)):
+        (column, point), A = pairs.T, at.left_out[pairs[:, 1]]
+        far, rest = fits.factors[column], at.rest[point]
+        compare(pairs, A / far.most(rest)[:, None, None], A / far.least(rest)[:, None, None])
+    moved = (fits.factors.whole < 0.5) & (fits.error < 0.1)
+    many = (opened(moved)[:, 0].bincount(minlength=len(tau)) > 8).nonzero().squeeze(1)
+    sure = torch.exp(fits.error + grain)
+    if len(many):
+        points = bag.energies.screen[0]
+        apart = bag.energies.apart(fits.pi[many], None if change.factors is None else change.factors[:, many])
+        step = (apart * (sure[many].square()[:, None] * (1 + 4 * at.rounding * (1 + at.odds[points])))[:, None]).sqrt()
+        step = step * (fits.pi[many][:, :, points] * step).sum(1, keepdim=True)
+        z = fits.z[many][:, :, points] + step[:, 1:] - step[:, :1]
+        most = relative.margin(z, bag.y[points]) + off[many][:, points]
+        below = (most < (tau - granted)[many, None]) & (order[many][:, points] == 0)
+        order[many[:, None], points] -= below.to(order.dtype)
+    pairs = opened(moved)
+    pairs = pairs[(pairs[:, 0].bincount(minlength=len(tau)) <= few_solves(bag))[pairs[:, 0]]]
+    if len(pairs):
+        column, point = pairs.T
+        low, high = bag.energies.enclose(change, fits.pi, relative.all_probabilities(fits.z_added), column, point)
+        unit = 4 * (at.rounding + torch.finfo(torch.float32).eps)
+        grow = (sure[column] * (1 + unit * (1 + at.odds[point])))[:, None, None]
+        compare(pairs, low / grow, high * grow)
     # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
+    pairs = opened(every)
     column, point = pairs.T
-    unknown = (order[column, point] == 0) & left(order)[column]
+    error, closest = error[column, point], closest[column, point]
+    unknown = torch.isfinite(error)
     if accuracy > ACCURATE:
         lost = torch.zeros_like(tau, dtype=torch.bool)
-        lost[column[unknown & (error > closest / 2)]] = True
+        lost[column[error > closest / 2]] = True
         unknown &= ~lost[column]
-    unknown &= torch.isfinite(error)
     unknown &= (torch.bincount(column[unknown], minlength=len(tau)) <= few_solves(bag))[column]
     pairs, error = pairs[unknown], error[unknown]
     for precision in (dtype,) if accuracy < ACCURATE else dict.fromkeys((bag.reference.rough, dtype)):
@@ -103,15 +137,6 @@ def _margins(bag: LinearBag, fits: Added) -> tuple[Tensor, Tensor]:
         other.addcmul_(pi, 1 - mine)
     tiny = torch.finfo(own.dtype).tiny ** 0.8
     return (other.clamp(min=tiny) / own.clamp_(min=tiny)).log_(), other
-
-
-def _errors(at: Reference, fits: Added, other: Tensor, slack: Tensor, pairs: Tensor) -> Tensor:
-    """How far the scores of pairs (b, 2) of a column and a point, and τ, can be off, besides what is not known of A'."""
-    column, point = pairs.T
-    off, other = at.spread.sqrt()[point] * fits.reach[column], other[column, point]
-    high = at.left_out_spread[point] / fits.factors[column].least(at.rest[point])
-    rounded = 4 * at.rounding * (1 + at.odds[point])
-    return (turned(off, other) + rounded * other) * high + off + slack[column]
 
 
 def turned(R: Tensor, other: Tensor) -> Tensor:
@@ -148,28 +173,30 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
     return relative.margin(fits.z_added + shift, change.y), error
 
 
-def _left_out(bag: LinearBag, fits: Added, tau: Tensor, error: Tensor, pairs: Tensor, order: Tensor) -> Tensor:
-    """Decide the order (B, n) of pairs (b, 2) of a column and a point by A°r, errors (b,) beside it; how far scores are from τ (b,)."""
-    at, apart = bag.reference, [error[:0]]
-    # Some 2²⁰ numbers of A° at a time.
-    size = max(1, 2**20 // bag.K**2)
-    for (column, point), errors in ((part.T, e) for part, e in zip(pairs.split(size), error.split(size), strict=True)):
-        far, rest = fits.factors[column], at.rest[point]
-        low, high = 1 / far.most(rest), 1 / far.least(rest)
-        y, z, r = _at_pairs(bag, fits, column, point)
-        A = at.left_out[point]
-        s, half = torch.bmm(A, r.T[:, :, None])[:, :, 0].T, (high - low) / 2
-        length = half * (r * s).sum(0).clamp(min=0.0).sqrt()
-        moved = z + (low + high) / 2 * s
-        alpha = relative.margin(moved, y)
-        # What is not known of A' moves the margin along its slope at the moved logits, and bends by an eighth of a range squared.
-        slope = relative.residual(moved, y) / alpha.sigmoid()
-        steep = torch.bmm(torch.bmm(slope.T[:, None], A), slope.T[:, :, None])[:, 0, 0].clamp(min=0.0).sqrt()
-        bent = length * steep + length.square() * at.left_out_spread[point] / 8
-        off = torch.minimum(bent, length * at.left_out_apart[point].sqrt()) + errors
-        order[column, point] = pvalues.order(alpha, tau[column], off.nan_to_num(torch.inf, torch.inf)).to(order.dtype)
-        apart.append((alpha - tau[column]).abs())
-    return torch.cat(apart)
+def _compare(
+    bag: LinearBag, fits: Added, tau: Tensor, slack: Tensor, pairs: Tensor, order: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Decide the order (B, n) of pairs (b, 2) of a column and a point by bounds L ≤ A' ≤ U (b, K, K).
+
+    And how far the scores and τ can be off besides what is not known of A', and how far they are apart, (b,) each.
+    """
+    at, (column, point), (i, j) = bag.reference, pairs.T, relative.pairs(bag.K, pairs.device)[0]
+    y, z, r = _at_pairs(bag, fits, column, point)
+    half, r = (high - low) / 2, r.T[:, :, None]
+    moved = z + torch.bmm(high - half, r)[:, :, 0].T
+    # What is not known of A' moves each class against the own one by a length at most, and the margin grows with all of them.
+    lengths = (r.mT @ half @ r)[:, 0].clamp(min=0.0) * relative.against(half, y)
+    most, least = (
+        relative.margin(moved + sign * (e[1:] - e[:1]), y)
+        for sign, e in ((1, lengths.T.sqrt()), (-1, lengths.T.sqrt()))
+    )
+    off, other = at.spread.sqrt()[point] * fits.reach[column], relative.margin(z, y).sigmoid()
+    rounded = 4 * at.rounding * (1 + at.odds[point])
+    error = (turned(off, other) + rounded * other) * relative.spread(high[:, i, j].T) + off + slack[column]
+    above, below = least > tau[column] + error, most < tau[column] - error
+    order[column, point] = above.to(order.dtype) - below.to(order.dtype)
+    alpha = relative.margin(moved, y)
+    return error, (alpha - tau[column]).abs()
 
 
 def _at_pairs(bag: LinearBag, fits: Added, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:

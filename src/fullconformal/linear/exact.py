@@ -166,7 +166,7 @@ def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
     theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
     z = logits(bag, theta)
     S, r = relative.second(z), relative.residual(z, y)
-    C = curvature(bag, change, theta, S, bag.precision)
+    C = curvature(bag, change, theta, S)
     mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
     out = deletion(C.A, S, r, 1)
     root, length = out.remaining.sqrt(), (r * out.shift).sum(1).clamp(min=0.0).sqrt()
@@ -189,12 +189,10 @@ def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
 
 def _own_steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual: Tensor) -> Tensor:
     """H̄⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), each by the Hessian of its column; columns ascend."""
-    x = bag.seen(bag.X[point].T, inverse.dtype).T
-    right = (x[:, :, None] * dual[:, None, :].to(x.dtype)).flatten(1)
+    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
     present, sizes = column.unique_consecutive(return_counts=True)
     parts = [part @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
-    steps = torch.cat(parts).T.reshape(bag.X.shape[1], -1)
-    return bag.unseen(steps, inverse.dtype).view(len(steps), bag.K, -1)
+    return torch.cat(parts).T.reshape(*bag.base.theta.shape, -1)
 
 
 def _against(bag: LinearBag, change: Change, theta: Tensor, tau: Tensor, error: Tensor) -> Tensor:

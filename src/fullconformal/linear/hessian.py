@@ -19,50 +19,34 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import Change, LinearBag, at_points, logits
+from fullconformal.linear.bag import Change, LinearBag, at_points
 from fullconformal.linear.products import places
 from fullconformal.losses.relative import pairs, second, spread, unpacked
 from fullconformal.runtime.numerics import threads
 
 # Numbers of the matrices of points that a CPU takes together, so that they stay in the cache.
 TOGETHER = 2**19
-DECIDES = 1e-4  # relative error of leverages with which all but a few candidates in a hundred are told from all points
 
 
-def hessian(
-    bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero.
-
-    In float32 that of whitened features, RRᵀ taken out on both sides.
-    """
+def hessian(bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor) -> Tensor:
+    """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero."""
     d, K, B = theta.shape
     p, Q = d * K, K * (K + 1) // 2
     if change is not None and change.removed is not None:
         S[change.removed, :, torch.arange(B, device=S.device)] = 0.0
-    packed = bag.products(dtype).gram(S.reshape(-1, Q * B).to(dtype))
+    packed = bag.products.gram(S.reshape(-1, Q * B))
     full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
     H = full.view(B, p, p)
     if change is not None and change.factors is not None:
-        _penalise_(bag, H, bag.penalty[:, None] * change.factors)
-    elif dtype == torch.float64:
-        H += bag.penalty_matrix
+        own = (bag.penalty[:, None] * change.factors).T[:, None, None]
+        H.view(B, d, K, d, K).diagonal(dim1=1, dim2=3).add_(bag.coupling[:, :, None] * own)
     else:
-        H += torch.kron((bag.white * bag.penalty) @ bag.white.T, bag.coupling).to(dtype)
+        H += bag.penalty_matrix
     if change is not None:
-        x, S = bag.seen(change.x, dtype), unpacked(second(at_points(change.x, theta))).to(dtype)
+        x, S = change.x, unpacked(second(at_points(change.x, theta)))
         left = torch.einsum("ib,klb->bikl", x, S)
         H += torch.einsum("bikl,jb->bikjl", left, x).reshape(B, p, p)
     return H
-
-
-def _penalise_(bag: LinearBag, H: Tensor, penalty: Tensor) -> None:
-    """Add penalties (d, B) of the columns' own to Hessians (B, p, p)."""
-    whole = H.view(len(H), *(bag.base.theta.shape * 2))
-    if H.dtype == torch.float64:
-        whole.diagonal(dim1=1, dim2=3).add_(bag.coupling[:, :, None] * penalty.T[:, None, None])
-    else:
-        whole += torch.einsum("ia,ab,ja,kl->bikjl", bag.white, penalty, bag.white, bag.coupling).to(H.dtype)
 
 
 # A table of p² places, made once for all the steps of a fit and all blocks of candidates.
@@ -86,10 +70,7 @@ def factor(H: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Hessians and their inverses M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,).
-
-    In float32 both are those of whitened features.
-    """
+    """Hessians and their inverses M (B, p, p) of the columns' bags, A = J M Jᵀ of their points, and the relative error of A (B,)."""
 
     hessian: Tensor
     inverse: Tensor
@@ -109,34 +90,27 @@ class Curvature:
         return spread(self.A_added)
 
 
-def curvature(
-    bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor, dtype: torch.dtype = torch.float64
-) -> Curvature:
-    """Curvature of the columns' bags at Θ (d, K, B), given ℓ'' (n, Q, B) of the training points.
-
-    In float32 about twice as fast, and turned to float64 where a Hessian is too ill-conditioned for it.
-    """
+def curvature(bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor) -> Curvature:
+    """Curvature of the columns' bags at Θ (d, K, B), given ℓ'' (n, Q, B) of the training points."""
     d, K, B = theta.shape
-    H = hessian(bag, change, theta, S, dtype)
+    H = hessian(bag, change, theta, S)
     L = factor(H)
     if L is None:
-        if dtype == torch.float64:
-            raise bag.no_minimiser(change)
-        return curvature(bag, change, theta, S)
+        raise bag.no_minimiser(change)
     with _one_thread(d * K):
         M = torch.cholesky_inverse(L).mT.contiguous()  # symmetric, and laid out by columns
     flat, corners = M.view(B, -1), _corners(d, K, M.device)
     packed = flat.index_select(1, corners[0])
     packed = (packed.mul_(2) if K == 1 else packed.add_(flat.index_select(1, corners[1]))).T.reshape(-1, S.shape[1], B)
     packed[pairs(d, M.device)[1].diagonal()] *= 0.5
-    A = bag.products(dtype).quadratic(packed.flatten(1)).view_as(S).to(S.dtype)
+    A = bag.products.quadratic(packed.flatten(1)).view_as(S)
     A_added, own = A.new_zeros(packed.shape[1:]), pairs(K, M.device)[1].diagonal()
     mass = S[:, own].sum((0, 1))
     if change is not None:
         mass = mass + second(at_points(change.x, theta))[own].sum(0)
-        x, (k, m) = bag.seen(change.x, dtype), pairs(K, M.device)[0]
+        x, (k, m) = change.x, pairs(K, M.device)[0]
         U = torch.einsum("bikjl,jb->bikl", M.view(B, d, K, d, K), x)
-        A_added = torch.einsum("bikl,ib->klb", U, x)[k, m].to(A.dtype)
+        A_added = torch.einsum("bikl,ib->klb", U, x)[k, m]
     return Curvature(H, M, A, A_added, _rounding(len(bag.X), K, H, M), mass)
 
 
@@ -155,24 +129,7 @@ def _rounding(n: int, K: int, H: Tensor, M: Tensor) -> Tensor:
     """
     scale = H.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
     condition: Tensor = (H.abs() @ scale.reciprocal() / scale).amax((1, 2)) * (M.abs() @ scale * scale).amax((1, 2))
-    return condition.to(torch.float64).mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
-
-
-def rough_precision(bag: LinearBag) -> torch.dtype:
-    """What to take rough leverages in: float32 where the fit on Z is conditioned well enough for them to decide anything.
-
-    Whitening, by R of condition c, errs by c·d units of float64: less than float32 does where the leverages have four digits left.
-    """
-    base = bag.base
-    if not float(_rounding(len(bag.X), bag.K, base.hessian[None], base.inverse[None])) < 1e-3:
-        return torch.float64
-    theta = base.theta[:, :, None]
-    H = hessian(bag, None, theta, second(logits(bag, theta)), torch.float32)
-    L = factor(H)
-    if L is None:
-        return torch.float64
-    off = float(_rounding(len(bag.X), bag.K, H, torch.cholesky_inverse(L)))
-    return torch.float32 if off < DECIDES else torch.float64
+    return condition.mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
 
 
 @dataclass(frozen=True)
@@ -241,8 +198,8 @@ def certify(
 
     Errors δ of the logits pass into the gradient as JᵀSδ, which in the norm of H⁻¹ is at most (Σ δᵀSδ)^½, and vᵀSv ≤ 8 tr S max|v|².
     """
-    g = bag.seen(G.flatten(1), C.inverse.dtype).view_as(G).flatten(0, 1).T
-    solved = (C.inverse @ g[:, :, None].to(C.inverse.dtype)).squeeze(2)
+    g = G.flatten(0, 1).T
+    solved = (C.inverse @ g[:, :, None]).squeeze(2)
     mu = (1 + C.rounding) * (g * solved).sum(1).clamp(min=0.0).sqrt()
     mu = mu + (8 * C.mass).clamp(max=len(bag.X)).sqrt() * rounding(bag, change, theta)
     kappa = torch.maximum(C.spread.amax(0), C.spread_added).clamp(min=torch.finfo(mu.dtype).tiny).sqrt()

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import EPS, LinearBag, logits
+from fullconformal.linear.bag import EPS, Change, LinearBag, logits
 from fullconformal.linear.hessian import TOGETHER, curvature
 from fullconformal.linear.hessian import rounding as logit_rounding
+from fullconformal.linear.products import squares
 from fullconformal.losses import relative
 
+KEPT = 2**27  # bytes of flows to keep
 # Multiples of the mean change that are tried as the part P common to all points.
 MULTIPLES = (3.0, 6.0, 10.0, 16.0, 25.0, 40.0, 60.0, 100.0)
 
@@ -228,3 +230,89 @@ def _smallest(
         better = common + beyond * rest < P + E * rest
         P, E = torch.where(better, common, P), torch.where(better, beyond, E)
     return P.double(), E if every == 1 else excess(P, 1)
+
+
+class Energies:
+    """Bounds on the leverage A'_i that a point has in a bag without it, where probabilities π of the fit on Z become π'.
+
+    With W = H⁻¹Jᵢᵀ, H without the point, a step Wv moves the logit of class k of a point j by b_jkᵀv more than their mean under π. The
+    energy of a flow that carries Jᵢᵀv through the points bounds vᵀA'v from above (Thomson), that of a step from below (Rayleigh):
+
+        A°V⁻¹A° ≤ A' ≤ U        U = Σ_jk (π_jk²/π'_jk) b_jk b_jkᵀ + Σ_a P_a/f_a        V = Σ_jk π'_jk b_jk b_jkᵀ + Σ_a f_a P_a
+
+    over j ≠ i, in V the added point too, with P_a = Λ_a W_aᵀTW_a and factors f_a of the penalties. Where nothing has moved both are A°, and
+    they differ by the square of what has.
+    """
+
+    def __init__(self, bag: LinearBag) -> None:
+        self.bag = bag
+        self.of = lru_cache(KEPT // (4 * bag.K * bag.n_classes * len(bag.X)))(self._of)
+
+    def _flows(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """W (h, K, K, d), directions v first, b (h, K, C·n) and P (h, K, K, d) of points (h,)."""
+        bag, at = self.bag, self.bag.reference
+        d, K = bag.base.theta.shape
+        pi, eye = at.pi[1:, points].T, torch.eye(K, dtype=at.pi.dtype, device=at.pi.device)
+        S = torch.diag_embed(pi) - pi[:, :, None] * pi[:, None]
+        V = bag.base.solve_points(bag.X[points].T).view(d, K, K, -1)
+        W = torch.einsum("akmh,hmv->hvka", V, eye + S @ at.left_out[points]).contiguous()
+        u = W @ bag.columns(W.dtype)
+        mean = (u * at.pi[1:]).sum(2, keepdim=True)
+        b = torch.cat([-mean, u.sub_(mean)], 2)
+        b[torch.arange(len(points), device=b.device), :, :, points] = 0.0
+        return W, b.flatten(2), torch.einsum("hvka,huka->hvua", W, bag.coupling @ W) * bag.penalty
+
+    def _of(self, point: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of one point, b in float32."""
+        W, b, P = self._flows(torch.tensor([point], device=self.bag.y.device))
+        return W[0].flatten(0, 1), b[0].float(), P[0].flatten(0, 1)
+
+    @cached_property
+    def screen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The points (h,) that are hardest to put below a candidate, and what (e_k − e_y)ᵀU(e_k − e_y) of theirs is a sum of.
+
+        Squares (h·C, C·n) in float32 for weights π²/π', and those of the columns (h·C, d) for 1/f.
+        """
+        bag, at, C = self.bag, self.bag.reference, self.bag.n_classes
+        own = at.pi.gather(0, bag.y[None])[0]
+        # By what they would be if the Hessian fell to a fifth.
+        hard = ((1 - own) / own).log() + 5 * (1 - own) * at.left_out_apart
+        points = (
+            hard.nan_to_num(-torch.inf, -torch.inf).topk(min(len(own), max(1, KEPT // (4 * C * C * len(own))))).indices
+        )
+        eye, squared, held = torch.eye(C, dtype=own.dtype, device=own.device)[:, 1:], [], []
+        for part in points.split(16):
+            (_, b, P), against = self._flows(part), eye - eye[bag.y[part]][:, None]
+            squared.append((against @ b).square().float().flatten(0, 1))
+            held.append(torch.einsum("hcv,hvua,hcu->hca", against, P, against).float().flatten(0, 1))
+        return points, torch.cat(squared), torch.cat(held)
+
+    def apart(self, pi: Tensor, factors: Tensor | None) -> Tensor:
+        """Bounds (B, C, h) on (e_k − e_y)ᵀA'(e_k − e_y) of the screen's points, given probabilities (B, C, n)."""
+        points, squared, held = self.screen
+        weight = (self.bag.reference.pi.float().square() / pi.float()).flatten(1)
+        found = weight @ squared.T
+        found += held.sum(1) if factors is None else (1 / factors.T.float()) @ held.T
+        # Sums of squares in float32 are off by a unit of each term.
+        found *= 1 + torch.finfo(torch.float32).eps * (weight.shape[1] + 8)
+        return found.view(len(pi), len(points), -1).transpose(1, 2).double().nan_to_num_(torch.inf)
+
+    def enclose(self, change: Change, pi: Tensor, own: Tensor, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds L and U (b, K, K) on A' of pairs of a column and a point (b,), probabilities (B, C, n) and, of those added, (C, B)."""
+        at, K, now = self.bag.reference, self.bag.K, pi.double().flatten(1)
+        weights, place = torch.stack([at.pi.flatten().square() / now, now], 1), relative.pairs(K, pi.device)[1]
+        out, u = now.new_empty(len(column), 2, K, K), now.new_empty(len(column), K, K)
+        factors = torch.ones_like(change.x) if change.factors is None else change.factors
+        pairs = point.argsort(stable=True)
+        present, sizes = point[pairs].unique_consecutive(return_counts=True)
+        for i, part in zip(present.tolist(), pairs.split(sizes.tolist()), strict=True):
+            (W, b, P), c = self.of(i), column[part]
+            f = factors[:, c]
+            held = (P @ torch.stack([1 / f, f])).view(2, K, K, -1).permute(3, 0, 1, 2)
+            out[part] = (weights[c] @ squares(b.double()).T)[..., place] + held
+            u[part] = (W @ change.x[:, c]).T.view(-1, K, K)
+        p = own[:, column].T[:, None]
+        mean = (u * p[..., 1:]).sum(2, keepdim=True)
+        u = torch.cat([-mean, u - mean], 2)
+        A, (U, V) = at.left_out[point], out.unbind(1)
+        return A @ torch.linalg.solve_ex(V + (u * p) @ u.mT, A)[0], U

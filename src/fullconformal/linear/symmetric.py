@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -59,18 +58,18 @@ class Scores:
 @torch.no_grad()
 def symmetric_scores(bag: LinearBag, change: Change, q: float) -> Scores:
     """Scores of all points of the columns' augmented bags."""
-    return _scores(bag, change, refit(bag, change), q, torch.float64)
+    return _scores(bag, change, refit(bag, change), q)
 
 
-def _scores(bag: LinearBag, change: Change, fits: Fits, q: float, dtype: torch.dtype) -> Scores:
-    """The same at given fits, with leverages of given precision."""
+def _scores(bag: LinearBag, change: Change, fits: Fits, q: float) -> Scores:
+    """The same at given fits."""
     z, z_added, y = logits(bag, fits.theta), at_points(change.x, fits.theta), bag.y[:, None]
     grain = rounding(bag, change, fits.theta)
     if q == 0:
         error = fits.error + grain
         return Scores(relative.margin(z, y), relative.margin(z_added, change.y), error.expand(z.shape[0], -1), error)
     S = relative.second(z)
-    C = curvature(bag, change, fits.theta, S, dtype)
+    C = curvature(bag, change, fits.theta, S)
     error = certify(bag, change, fits.theta, fits.gradient, C)[2]
     out = deletion(C.A, S, relative.residual(z, y), q)
     out_added = deletion(C.A_added, relative.second(z_added), relative.residual(z_added, change.y), q)
@@ -102,20 +101,11 @@ def symmetric_counts(
     memory = memory_budget if X_test.is_cuda else min(memory_budget // torch.get_num_threads(), BLOCK)
 
     @torch.no_grad()
-    def scored(change: Change, theta: Tensor, accuracy: float) -> Counted:
-        above, undecided = change.x.new_zeros(2, len(change.y))
-        near = torch.arange(len(change.y), device=change.y.device)
-        # The bags' own Hessians tell the errors; those of ordinary scores come with the last fits.
-        rough = partial(refine, tolerance=torch.inf)
-        for fitted, precision in ((rough, torch.float32), (refine, torch.float64), (refit, torch.float64)):
-            early = fitted is not refit and (q == 0 or accuracy < ACCURATE)
-            if not len(near) or precision != bag.precision == torch.float64 or early:
-                continue
-            part = change[near]
-            found = _counts(_scores(bag, part, fitted(bag, part, theta[:, :, near]), q, precision), part, weight)
-            above[near], undecided[near] = (each.to(above.dtype) for each in found)
-            near = undecided.nonzero().squeeze(1)
-        return above, undecided
+    def scored(change: Change, theta: Tensor) -> Counted:
+        # The bags' own Hessians tell the errors; those of ordinary scores come with the fits.
+        fits = (refit if q == 0 else refine)(bag, change, theta)
+        s = _scores(bag, change, fits, q)
+        return pvalues.count(s.alpha, s.tau, (s.alpha_error, s.tau_error), comparison(weight, change))
 
     # Whether p is above a level can be told from rougher fits than p.
     stages = [COARSE if enough is None else 10 * COARSE, ACCURATE, FINE]
@@ -150,7 +140,7 @@ def symmetric_counts(
             many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
             last = unsure if accuracy == stages[-1] else many
             for at in chunks(bag, last.nonzero().squeeze(1), memory):
-                counts = scored(part[at], fits.theta[:, :, at], accuracy)
+                counts = scored(part[at], fits.theta[:, :, at])
                 above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
             on = unsure & ~last
             columns, start = columns[on], fits[on]
@@ -211,11 +201,6 @@ def count_objects(
         )
     greater, equal = out.cpu().numpy()
     return greater, equal
-
-
-def _counts(s: Scores, change: Change, weight: Tensor | FloatArray | None) -> Counted:
-    """Weight of the training points above and tied with each candidate, (B,) each."""
-    return pvalues.count(s.alpha, s.tau, (s.alpha_error, s.tau_error), comparison(weight, change))
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @lru_cache(maxsize=64)
@@ -105,6 +106,13 @@ def apart(A: Tensor, y: Tensor) -> Tensor:
     """The same of the own class y (..., 1 or B) alone, (..., B): the square of what a step's norm can do to a margin."""
     most = most_apart(A)
     return most.gather(-2, y.unsqueeze(-2).expand(*most.shape[:-2], 1, most.shape[-1])).squeeze(-2)
+
+
+def against(A: Tensor, y: Tensor) -> Tensor:
+    """(e_k − e_y)ᵀA(e_k − e_y) (b, C) of all classes k against the own, A (b, K, K)."""
+    whole, place = pad(A, (1, 0, 1, 0)), y[:, None, None].expand(len(y), A.shape[1] + 1, 1)
+    diagonal = whole.diagonal(dim1=1, dim2=2)
+    return (diagonal + diagonal.gather(1, y[:, None]) - 2 * whole.gather(2, place)[:, :, 0]).clamp(min=0.0)
 
 
 def range_of(z: Tensor) -> Tensor:
