@@ -1,7 +1,7 @@
 """Which training points are above a candidate and which below, by bounds: the candidate's bag is fitted, but its Hessian is not formed.
 
 First every point by what leaving it out can do to it at most, then the pairs of a candidate and a point that are left by the step of the
-fit on Z, then those that are still left by a solve for each.
+fit on Z, by energies where the Hessian has moved far, and those that are still left by a solve for each.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def bounded_order(
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
     by a factor that `hessian_factors` bounds, and r is 1 − π_y times a mean of e_k − e_y: its margin grows by at most m(A')(1 − π_y), m as
-    in `linear.reference` of its own class, and does not decrease. Points which that leaves open have A°r, and where that is not enough A'r
-    from a solve, as the candidates have. ``left(order)`` says which candidates (B,) are still to be decided.
+    in `linear.reference` of its own class, and does not decrease. Points which that leaves open have A°r, where the Hessian has moved far
+    bounds on A' of their own (`linear.reference.Energies`), and where that is not enough A'r from a solve, as the candidates have.
+    ``left(order)`` says which candidates (B,) are still to be decided.
     """
     dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
     at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
@@ -81,7 +82,8 @@ def bounded_order(
         (column, point), A = pairs.T, at.left_out[pairs[:, 1]]
         far, rest = fits.factors[column], at.rest[point]
         compare(pairs, A / far.most(rest)[:, None, None], A / far.least(rest)[:, None, None])
-    moved = (fits.factors.whole < 0.5) & (fits.error < 0.1)
+    # Where the Hessian has moved far its factors say little; solves take as little as energies where it has not, or points are many.
+    moved = (fits.factors.whole < 0.5) & (fits.error < 0.1) & (len(bag.X) * bag.n_classes**3 <= 2**24)
     many = (opened(moved)[:, 0].bincount(minlength=len(tau)) > 8).nonzero().squeeze(1)
     sure = torch.exp(fits.error + grain)
     if len(many):
