@@ -200,10 +200,10 @@ def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size, f
     assert top.shares == (not floor and name != "cnn")
     met = _Counter(top, None).points._replace(sigma=top.solved.lengths)
     near = Near(top, made, met, 2**20)
-    excess = points.b.float()[:, None] - made.tau.float()
+    excess = points.b.float() - made.tau.float()[:, None]
     top.subtract(excess, slice(None), met.sigma, made, slice(None))
-    true = points.b[:, None] - exact.tau - top.solved.rows @ written_rows(exact).T
-    granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
+    true = points.b - exact.tau[:, None] - written_rows(exact) @ top.solved.rows.T
+    granted = near.of_point + near.of_score[:, None] + near.sigma * near.of_product[:, None]
     assert float(((excess - true).abs() / granted).max()) <= 1
 
 
@@ -225,18 +225,18 @@ def test_near_pairs_are_found_now_or_among_many_tiles_at_once(patience):
     source = Kept(bag, sorted_points(bag, 0.5, False), X, 0.5)
     near = Near(source, source.make(every_candidate(bag, X, 0.5), False), _Counter(source, None).points, 2**20)
     near.patience, seeded = patience, torch.Generator().manual_seed(0)
-    granted = near.of_point[:, None] + near.of_score + near.sigma[:, None] * near.of_product
+    granted = near.of_point + near.of_score[:, None] + near.sigma * near.of_product[:, None]
     excess = 2 * granted * torch.randn(granted.shape, generator=seeded, dtype=granted.dtype)
-    excess[3, 4], excess[:, 7] = torch.nan, torch.inf
-    half, k = len(excess) // 2, excess.shape[1]
-    for i, c in ((slice(0, half), slice(0, 6)), (slice(half, None), slice(0, 6)), (slice(0, None), slice(6, k))):
-        near.look(Met(c.start, i.start, excess[i, c].contiguous(), float(granted[i, c].max())))
+    excess[4, 3], excess[7] = torch.nan, torch.inf
+    half, places = excess.shape[1] // 2, torch.arange(len(excess))
+    for i, c in ((slice(0, half), slice(0, 6)), (slice(half, None), slice(0, 6)), (slice(0, None), slice(6, None))):
+        near.look(Met(places[c], i.start, excess[c, i].contiguous(), granted[c, i].amax(1)))
     near.look_again()
     c, i, value = (torch.cat(part) for part in zip(*near.pairs, strict=True))
     found = torch.zeros_like(excess, dtype=torch.bool)
-    found[i, c] = True
+    found[c, i] = True
     assert near.count == len(c) == int(found.sum()) and torch.equal(found, ~(excess.abs() > granted))
-    assert torch.equal(value.nan_to_num(), excess[i, c].nan_to_num())
+    assert torch.equal(value.nan_to_num(), excess[c, i].nan_to_num())
 
 
 def test_points_that_are_all_the_same():
@@ -528,10 +528,10 @@ def test_products_in_half_precision_keep_to_their_bound(name, size, part):
     source = FromLayers(bag, sorted_points(bag, 1.0, False), problem.X, 1.0, Given(), low=True, part=part)
     rows = source._rows(problem.X, torch.arange(30)[:, None], s[:, None])
     assert rows.dtype == torch.float16 and source.parts == -(-problem.p // part)
-    source.held, excess = rows, torch.zeros(30, 20)
+    source.held, excess = rows, torch.zeros(20, 30)
     source.subtract(excess, slice(None), s.sqrt(), Candidates(*[s[:20]] * 5, rows), slice(0, 20))
     k = -excess
-    assert ((k.double() - exact[:, :20]).abs() <= source.error * s.sqrt()[:, None] * s[:20].sqrt()).all()
+    assert ((k.double() - exact[:20]).abs() <= source.error * s[:20, None].sqrt() * s.sqrt()).all()
 
 
 # In the classifier ------------------------------------------------------------------------------------------------------

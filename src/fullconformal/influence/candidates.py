@@ -14,7 +14,7 @@ from torch import Tensor
 from fullconformal.curvature.base import SMALL
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.scores import candidate_gradients
-from fullconformal.problem import Rows, flat, select, squared_norms
+from fullconformal.problem import Problem, Rows, flat, select, squared_norms
 
 UNIT = 2.0**-24  # of float32's rounding
 TINY, HUGE = 2.0**-120, 2.0**60  # which its exponents hold with room to spare
@@ -112,6 +112,13 @@ def written_rows(made: Candidates, index: Tensor | slice = slice(None)) -> Tenso
     return flat(select(made.rows, index)) if isinstance(made.rows, list) else made.rows[index]
 
 
+def by_object(problem: Problem, X: Tensor, found: Candidates) -> tuple[Tensor, list[Rows]]:
+    """The place (k,) of each candidate's object among those asked about, and gradients (objects, C, o) ⊗ (objects, i) of all labels."""
+    objects, at = torch.unique(found.x, return_inverse=True)
+    logits, J = problem.jacobian(X[objects])
+    return at, candidate_gradients(problem.loss, J, logits)
+
+
 def written(prepared: Prepared, X: Tensor, found: Candidates) -> Tensor:
     """Gradients ĝ (k, p) written out."""
     return flat(prepared.problem.gradients(X[found.x], found.y))
@@ -157,21 +164,18 @@ def solved_by_root(
     after it, which scale one another, huge V cancel: where the first objects' do, rows are not `short`, but rounded once they are made.
     """
     problem, C = prepared.problem, prepared.problem.n_classes
-    objects, at = torch.unique(found.x, return_inverse=True)
-    logits, J = problem.jacobian(X[objects])
-    every = candidate_gradients(problem.loss, J, logits)
+    at, every = by_object(problem, X, found)
+    count = len(every[0].left)
     short, outputs = short and single, sum(b.o for b in problem.blocks)
     dtype, unit = torch.float32 if short else X.dtype, 1.01 * UNIT * (outputs + 3)
     rows = torch.empty(len(found), problem.p, dtype=dtype, device=X.device)
     s_hat, error = torch.empty_like(found.loss), torch.zeros_like(found.loss)
     order = torch.argsort(at, stable=True)  # candidates by object
-    ends = torch.arange(0, len(objects) + OBJECTS, OBJECTS, device=X.device)
+    ends = torch.arange(0, count + OBJECTS, OBJECTS, device=X.device)
     sizes = torch.searchsorted(at[order], ends).diff().tolist()
     # Where all labels of all objects are asked for, in order, they are written where they belong.
-    whole = len(found) == C * len(objects) and torch.equal(
-        found.y, torch.arange(C, device=X.device).repeat(len(objects))
-    )
-    for start, mine in zip(range(0, len(objects), OBJECTS), order.split(sizes), strict=True):
+    whole = len(found) == C * count and torch.equal(found.y, torch.arange(C, device=X.device).repeat(count))
+    for start, mine in zip(range(0, count, OBJECTS), order.split(sizes), strict=True):
         ghat = select(every, slice(start, start + OBJECTS))
         k = len(ghat[0].left)
         half = rows[C * start : C * (start + k)].view(k, C, -1).zero_() if whole else rows.new_zeros(k, C, problem.p)

@@ -161,18 +161,18 @@ class _Counter:
         made, high = made[order], high[order]
         below = torch.zeros(len(order), dtype=torch.int32 if points.weight is None else torch.float64, device=device)
         near = Near(source, made, points, room := self.prepared.memory // 16 // PAIR)
-        most = near.largest(tiles)
+        least, places = near.largest(tiles), torch.arange(len(order), device=device)
         dtype = torch.float32 if single else made.tau.dtype
         tau, scores = made.tau.to(dtype), points.b.to(dtype)
         stop = pairs = 0
-        for size, lo, hi, least in zip(*(v.tolist() for v in (*tiles[1:], most)), strict=True):
+        for size, lo, hi in zip(*(v.tolist() for v in tiles[1:]), strict=True):
             c = slice(stop, stop := stop + size)
             step = max(1, room // size)
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
-                excess = scores[i, None] - tau[c]
+                excess = scores[i] - tau[c, None]
                 source.subtract(excess, i, points.sigma[i], made, c)
                 below[c] += _below(excess, None if points.weight is None else points.weight[i])
-                near.look(Met(c.start, i.start, excess, least))
+                near.look(Met(places[c], i.start, excess, least[c]))
                 pairs += excess.numel()
                 if single and near.count > max(room, pairs) // AGAIN + 2**12:
                     return False
@@ -186,10 +186,10 @@ class _Counter:
 
 
 def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
-    """Weight (k,) of the points where α − τ (points, k) has a minus sign. On a CPU bits are summed three times faster than truths."""
+    """Weight (k,) of the points where α − τ (k, points) has a minus sign. On a CPU bits are summed three times faster than truths."""
     if weight is not None:
-        return weight @ excess.signbit().double()
+        return excess.signbit().double() @ weight
     if excess.is_cuda:
-        return excess.signbit().sum(0)
+        return excess.signbit().sum(1)
     bits = excess.view(torch.int64 if excess.element_size() == 8 else torch.int32)
-    return (bits >> (8 * excess.element_size() - 1)).sum(0, dtype=torch.int32).neg_()
+    return (bits >> (8 * excess.element_size() - 1)).sum(1, dtype=torch.int32).neg_()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,12 +16,12 @@ CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
 
 
 class Met(NamedTuple):
-    """Candidates and points that met, from the given places on, and their α − τ (points, k): those farther than `least` are decided."""
+    """Candidates (k,), points from the given place on, and their α − τ (k, points): those farther than `least` (k,) are decided."""
 
-    candidate: int
+    candidate: Tensor
     point: int
     excess: Tensor
-    least: float
+    least: Tensor
 
 
 class Near:
@@ -51,20 +50,20 @@ class Near:
             v.to(dtype) for v in (1.02 * of_score, 1.02 * of_product, 1.02 * of_point, points.sigma)
         )
 
-    def largest(self, tiles: Tiles) -> npt.NDArray[np.float64]:
-        """The largest bound (tiles,) of the pairs of each tile."""
-        starts = np.cumsum(tiles.size) - tiles.size
-        score, product = (
-            np.maximum.reduceat(v.double().cpu().numpy(), starts) for v in (self.of_score, self.of_product)
-        )
-        last = torch.as_tensor(tiles.last - 1, device=self.of_score.device)
-        point, sigma = (v.cummax(0).values[last].double().cpu().numpy() for v in (self.of_point, self.sigma))
-        return np.asarray(score + product * sigma + point) * (1 + 2.0**-20)
+    def largest(self, tiles: Tiles) -> Tensor:
+        """The largest bound (k,) of the pairs of each candidate."""
+        last = torch.as_tensor(np.repeat(tiles.last - 1, tiles.size), device=self.of_score.device)
+        point, sigma = (v.cummax(0).values[last] for v in (self.of_point, self.sigma))
+        return torch.addcmul(point + self.of_score, sigma, self.of_product) * (1 + 2.0**-20)
 
     def look(self, met: Met) -> None:
         """Look for near pairs among those that met, now or with those to come."""
-        if not self.patience and float(met.excess.abs().amin()) > met.least:
-            return
+        if not self.patience:
+            # Few candidates have such pairs.
+            at = (~(met.excess.abs().amin(1) > met.least)).nonzero()[:, 0]
+            if not len(at):
+                return
+            met = Met(met.candidate[at], met.point, met.excess[at], met.least[at])
         self.met.append(met)
         self.waiting += met.excess.numel()
         if self.waiting > self.patience:
@@ -75,18 +74,16 @@ class Near:
         if not self.met:
             return
         excess = torch.cat([met.excess.view(-1) for met in self.met])
-        size, width, first, start = torch.tensor(
-            [(met.excess.numel(), met.excess.shape[1], met.candidate, met.point) for met in self.met],
-            device=excess.device,
+        at = torch.cat([~(met.excess.abs() > met.least[:, None]).view(-1) for met in self.met]).nonzero()[:, 0]
+        # Of each tile the numbers of pairs and of candidates, up to its last and of its own.
+        size, height, start = torch.tensor(
+            [(met.excess.numel(), len(met.excess), met.point) for met in self.met], device=excess.device
         ).T.contiguous()
-        least = torch.tensor([met.least for met in self.met], dtype=excess.dtype, device=excess.device)
-        # repeat_interleave would take a fifth of the time of all products.
-        limit = torch.cat([one.expand(met.excess.numel()) for one, met in zip(least, self.met, strict=True)])
-        at = (~(excess.abs() > limit)).nonzero()[:, 0]
-        stop = size.cumsum(0)
+        stop, first = size.cumsum(0), height.cumsum(0) - height
         tile = torch.searchsorted(stop, at, right=True)
-        place, excess = at - (stop - size)[tile], excess[at]
-        c, i = first[tile] + place % width[tile], start[tile] + place // width[tile]
+        place, width, excess = at - (stop - size)[tile], (size // height)[tile], excess[at]
+        c = torch.cat([met.candidate for met in self.met])[first[tile] + place // width]
+        i = start[tile] + place % width
         bound = torch.addcmul(self.of_point[i] + self.of_score[c], self.sigma[i], self.of_product[c])
         near = (~(excess.abs() > bound)).nonzero()[:, 0]
         self.pairs.append((c[near], i[near], excess[near]))

@@ -43,7 +43,7 @@ def count_scores(
     width = max([b.o for b in problem.blocks]) + 8 * n_classes
     limit = max(1, prepared.memory // 16 // (width * X.element_size()))
     # Blocks that stay in the cache; on a GPU few launches.
-    most, pairs = (128, 2**17) if X.device.type == "cpu" else (2**10, 2**24 * n_classes)
+    most, pairs = (128, 2**18) if X.device.type == "cpu" else (2**10, 2**24 * n_classes)
     k = max(1, min(problem.n, limit, max(256, pairs // (n_classes * min(len(X), most)))))
     written = prepared.memory // 8 // (4 * n_classes * problem.p * X.element_size())  # Jacobians of so many objects
     m = max(1, min(len(X), most, limit // k, written))

@@ -49,9 +49,10 @@ class Source(ABC):
         # Float32 serves where its products are what they should be.
         self.single = X.dtype == torch.float64 and p <= LONGEST and (X.is_cuda or single_is_whole())
         # Labels of an object share n·p operations of their products with solved points, p² of their solves: with 1,210 parameters and 797
-        # points it takes half the time. Only where all points are met anyway, since nothing bounds ŝ.
+        # points it takes half the time, with 650 three quarters, since the lengths of rows leave few points to be met. Only where nothing
+        # else bounds ŝ.
         factored = self.single and not (X.is_cuda or prepared.problem.prefix_names)
-        self.shares = factored and not self.is_bounded and p > len(bag)
+        self.shares = factored and not self.is_bounded and 2 * p > len(bag)
 
     def bounded(self, found: Candidates) -> Candidates:
         """Candidates with the bounds of ŝ and τ that decide which points they meet."""
@@ -86,8 +87,8 @@ class Source(ABC):
         """Rows of some of the points held."""
 
     def subtract(self, excess: Tensor, at: slice, sigma: Tensor, made: Candidates, c: slice) -> None:
-        """Subtract k (points, k) from an excess, for some of the points held, which have σ, and some of the candidates made."""
-        excess.addmm_(self.rows(at, made.single), written_rows(made, c).T, alpha=-1)
+        """Subtract k (k, points) from an excess, for some of the points held, which have σ, and some of the candidates made."""
+        excess.addmm_(written_rows(made, c), self.rows(at, made.single).T, alpha=-1)
 
 
 class Kept(Source):
@@ -146,7 +147,12 @@ class Top(Source):
             self.terms = sum(b.o + 1 for b in prepared.problem.blocks) + max(b.i for b in prepared.problem.blocks)
 
     def make(self, found: Candidates, single: bool) -> Candidates:
-        rows = self.prepared.problem.gradients(self.X[found.x], found.y)
+        problem = self.prepared.problem
+        if self.shares and single:
+            at, every = candidates.by_object(problem, self.X, found)
+            rows = [Rows(left[at, found.y], None if right is None else right[at]) for left, right in every]
+        else:
+            rows = problem.gradients(self.X[found.x], found.y)
         made = replace(found, rows=rows, influence=squared_norms(rows))
         if self.X.is_cuda:
             # Written out once: tile by tile a GPU would wait for many small kernels.
@@ -155,7 +161,7 @@ class Top(Source):
             return made
         # What is lost where factors of an outer product vanish.
         sizes = sorted(1 + float(part.abs().max()) for block in rows for part in block if part is not None)
-        error = self.prepared.problem.p * TINY * math.prod(sizes[-2:])
+        error = problem.p * TINY * math.prod(sizes[-2:])
         short = [Rows(left.float(), None if right is None else right.float()) for left, right in rows]
         return replace(made, rows=short, error=torch.full_like(found.tau, error)) if error < 1 else made
 
@@ -173,15 +179,16 @@ class Top(Source):
         if not (self.shares and made.single and isinstance(made.rows, list)):
             return super().subtract(excess, at, sigma, made, c)
         _, place, labels = torch.unique_consecutive(made.x[c], return_inverse=True, return_counts=True)
-        first = labels.cumsum(0) - labels
-        label, k = torch.arange(len(place)) - first[place], excess.new_zeros(1)
+        first, most = labels.cumsum(0) - labels, int(labels.max())
+        # Places of candidates among as many labels of each object.
+        at_label = torch.arange(len(place)) + (most * torch.arange(len(first)) - first)[place]
+        k = excess.new_zeros(len(first), most, excess.shape[1])
         for (left, right), U in zip(made.rows, self.solved.blocks, strict=True):
             assert right is not None  # there is no prefix
             V = (right[c][first] @ U[at].flatten(0, 1).T).view(len(first), -1, U.shape[1])
-            D = left.new_zeros(len(first), int(labels.max()), U.shape[1])
-            D[place, label] = left[c]
-            k = k + D @ V.mT
-        excess.T.sub_(k[place, label])
+            D = left.new_zeros(len(first) * most, U.shape[1]).index_copy_(0, at_label, left[c])
+            k.baddbmm_(D.view(len(first), most, -1), V.mT)
+        excess.sub_(k.flatten(0, 1).index_select(0, at_label))
 
 
 class MadeAnew(Source):
@@ -283,8 +290,8 @@ class FromLayers(Source):
             return super().subtract(excess, at, sigma, made, c)
         a, b = (part.view(len(part), self.parts, -1).transpose(0, 1) for part in (self.held[at], written_rows(made, c)))
         with whole_sums():
-            k = (a @ b.mT).sum(0, dtype=excess.dtype)
-        excess.sub_(k / _lengthening(sigma**2)[:, None] / _lengthening(made.influence[c]))
+            k = (b @ a.mT).sum(0, dtype=excess.dtype)
+        excess.sub_(k / _lengthening(sigma**2) / _lengthening(made.influence[c])[:, None])
 
 
 def _is_small(made: Candidates, points: Ranges) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
-TILE = {"cpu": (128, 3e6), "cuda": (2048, 4e9)}
+TILE = {"cpu": (512, 1e7), "cuda": (2048, 4e9)}
 COUNTED = 32  # operations that it takes to count a pair besides its product
 Index = npt.NDArray[np.int64]
 

@@ -28,7 +28,7 @@ from fullconformal.storage import expect, require, savable
 from fullconformal.storage.modules import check_activations
 
 # Points that go through the model together, at least; of chains of dense layers as many as make so many numbers of a layer.
-CHUNK, NUMBERS = {"cpu": 1024, "cuda": 4096}, {"cpu": 2**17, "cuda": 2**22}
+CHUNK, NUMBERS = {"cpu": 1024, "cuda": 4096}, {"cpu": 2**19, "cuda": 2**22}
 
 
 class Block(NamedTuple):
