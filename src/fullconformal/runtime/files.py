@@ -232,12 +232,7 @@ class Parts:
                 part = np.load(io.BytesIO(content), allow_pickle=False) if whole else None
             except (OSError, ValueError):
                 part = None
-            if (
-                part is not None
-                and part.dtype in (np.float32, np.float64)
-                and part.dtype.isnative
-                and not np.isnan(part).any()
-            ):
+            if part is not None and part.dtype in (np.float32, np.float64) and not np.isnan(part).any():
                 yield match[1], part
             else:
                 path.unlink(missing_ok=True)
