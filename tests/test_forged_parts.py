@@ -53,6 +53,7 @@ from fullconformal.methods.outputs import LogProba
 from fullconformal.methods.parts import FoldModels
 from fullconformal.methods.ridge import lowest
 from fullconformal.models import KernelDensityClassifier, mlp
+from fullconformal.runtime.files import Parts
 from fullconformal.storage import LIMITS, StorageError
 
 LARGE = 10**9
@@ -952,6 +953,23 @@ def test_the_promise_is_of_the_rule_that_was_fitted():
     reg = JackknifePlusRegressor(Ridge()).fit(X, X.sum(1))
     assert reg.set_params(minmax=True).guarantee_.word == "1 − 2ε"
     assert reg.fit(X, X.sum(1)).guarantee_.is_exact
+
+
+@pytest.mark.parametrize("header", [
+    "(" * 50, "{'descr': '''", "-" * 4000 + "1", "{[]: 1}", "{'descr': '<f8', 'fortran_order': False, 'shape': (True,)}",
+    "{'descr': '|V2147483647', 'fortran_order': False, 'shape': (1,)}", "{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}",
+], ids=range(7))  # fmt: skip
+def test_a_part_of_a_checkpoint_whose_header_cannot_be_read_is_computed_again(header, tmp_path):
+    """With a right digest, which takes what the header says and no more."""
+    said = []
+    parts = Parts(tmp_path, said.append, "of this fit")
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    path = tmp_path / f"a.{parts.digest('a', content)}.npy"
+    path.write_bytes(content)
+    assert peak(lambda: list(parts.read("a", lambda _: (1,)))) < 2**20
+    assert len(said) == 1 and not path.exists()
+    parts.write("a", np.zeros(1))
+    assert [(name, part.tolist()) for name, part in parts.read("a", lambda _: (1,))] == [("a", [0.0])]
 
 
 def test_tensors_of_many_axes_are_refused_at_once(tmp_path):
