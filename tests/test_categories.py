@@ -134,7 +134,7 @@ def test_held_out_p_values_compare_within_the_category(name, conditional, tmp_pa
         for group in range(3):
             rows = GROUP[TEST] == group
             inside = np.where(GROUP[TRAIN] == group, one.alpha, -np.inf)
-            greater, equal = next(type(one)(**vars(one) | {"alpha": inside}).counts(X[TEST][rows], None))
+            greater, equal = next(type(one)(**vars(one) | {"alpha": inside}).counts(X[TEST][rows], None, None))
             size = held.sizes.reshape(3, -1)[group]
             assert np.allclose(p[rows], (1 + greater + equal) / (1 + size), rtol=0, atol=1e-12)
     clf.save(tmp_path / "p.safetensors")

@@ -3,8 +3,11 @@
 import copy
 import time
 import tracemalloc
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from forged import assembled, estimator, header_and_data, opened, signed
@@ -32,6 +35,7 @@ from sklearn.preprocessing import (
 from torch import nn
 
 from fullconformal import (
+    CrossConformalClassifier,
     CVPlusClassifier,
     FullConformalClassifier,
     FullConformalRegressor,
@@ -43,12 +47,13 @@ from fullconformal import (
 )
 from fullconformal.cli.schema import Schema, TableError
 from fullconformal.conformity import LogLoss
-from fullconformal.estimators.held_out import Calibrated, HeldOut
+from fullconformal.estimators.held_out import AGGREGATIONS, Calibrated, HeldOut
 from fullconformal.methods.folds import FittedFolds
 from fullconformal.methods.outputs import LogProba
 from fullconformal.methods.parts import FoldModels
 from fullconformal.methods.ridge import lowest
 from fullconformal.models import KernelDensityClassifier, mlp
+from fullconformal.runtime.files import Parts
 from fullconformal.storage import LIMITS, StorageError
 
 LARGE = 10**9
@@ -463,20 +468,20 @@ def two_models(content, tensors):
     node["parts"] *= 2
 
 
-def many_models(content, tensors):
+def many_models(content, tensors, number=1000, n_classes=7000):
     """Of many classes, and each of next to no bytes."""
-    fitted, n_classes = dict(content["predictor"]["fitted"]["items"]), 7000
-    tensors["classes"], tensors["present"] = torch.arange(n_classes, dtype=torch.int16), torch.tensor([0, 1])
+    fitted = dict(content["predictor"]["fitted"]["items"])
+    tensors["classes"], tensors["present"] = torch.arange(n_classes, dtype=torch.int32), torch.tensor([0, 1])
     model = {"is": "LogProba", "model": None, "present": array("present"), "n_classes": n_classes}
     fitted["classes_"].clear()
     fitted["classes_"].update(array("classes"))
     if "_held_out" in fitted:
         held = fitted["_held_out"]
-        held["n_classes"], held["parts"] = n_classes, [held["parts"][0] | {"model": model}] * 1000
+        held["n_classes"], held["parts"] = n_classes, [held["parts"][0] | {"model": model}] * number
     else:
         held = fitted["_fitted"]
         held["n_classes"] = n_classes
-        held["trained"] |= {"folds": 1000, "models": [model] * 1000}
+        held["trained"] |= {"folds": number, "models": [model] * number}
 
 
 def other_rule(content, tensors):
@@ -758,6 +763,10 @@ ATTACKS = {
     ),
     "folds of many models": (lambda: FullConformalClassifier(method="folds", folds=2).fit(*points()), many_models),
     "parts of many models": (lambda: CVPlusClassifier(n_folds=2, random_state=0).fit(*points()), many_models),
+    "p-values of many models": (
+        lambda: CrossConformalClassifier(n_folds=2, aggregation="median", random_state=0).fit(*points()),
+        partial(many_models, n_classes=5000),
+    ),
     "a format of names": (
         lambda: classifier(make_pipeline(ColumnTransformer([("a", StandardScaler(), [0])]), LogisticRegression())),
         format_of_names,
@@ -850,12 +859,93 @@ def test_models_by_the_thousand_are_asked_one_after_the_other():
     held = HeldOut(LogLoss(), False, False, 0, 2, [Calibrated(model, [np.zeros(1)])] * 1000, np.array([1000]))
     folds = FoldModels([model] * 1000, np.zeros((500, 1), dtype=np.int64), 2, 0)
     fitted = FittedFolds(folds, np.zeros(1), np.zeros(1, dtype=np.int64), 2, LogLoss())
-    for ask in (lambda: held.p_values(X, None), lambda: held.proba(X), lambda: fitted.log_proba(X)):
-        tracemalloc.start()
+    for ask in (
+        lambda: held.p_values(X, None),
+        lambda: held.proba(X),
+        lambda: fitted.log_proba(X),
+        lambda: next(folds.candidate_outputs(X)),
+    ):
+        assert peak(ask) < 2**21
+    # Those that are combined, some at a time.
+    held = replace(held, parts=held.parts[:100])
+    for how in AGGREGATIONS:
+        assert peak(lambda how=how: held.combined(X, None, False, how, 2**14)) < 2**20
+
+
+def peak(ask):
+    """Bytes that a call takes in passing."""
+    tracemalloc.start()
+    try:
         ask()
-        peak = tracemalloc.get_traced_memory()[1]
+        return tracemalloc.get_traced_memory()[1]
+    finally:
         tracemalloc.stop()
-        assert peak < 2**21
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_p_values_of_several_models_are_the_same_some_objects_at_a_time(how):
+    """Equal objects too, whose random numbers depend on those before."""
+    X = np.repeat(points()[0], 2, axis=0)
+    clf = CrossConformalClassifier(
+        n_folds=3, aggregation=how, conformity_score="aps", categories=lambda X: X[:, 0] > 0, random_state=0
+    )
+    held, places = clf.fit(*points())._held_out, (X[:, 0] > 0).astype(int)
+    p = clf.predict_p(X, smoothing=True)
+    assert np.array_equal(held.combined(X, places, True, how, block=50), p)
+    order = np.random.default_rng(held.seed).permutation(3)
+    by_part = [replace(held, parts=[held.parts[k]], sizes=sizes_of(held.parts[k])) for k in order]
+    expected = AGGREGATIONS[how]([one.p_values(X, places, True) for one in by_part], axis=0)
+    assert np.allclose(p, expected, rtol=0, atol=1e-15)
+    assert (p[::2] != p[1::2]).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_object_without_p_values_is_named_by_its_place_among_all():
+    clf = CrossConformalClassifier(GaussianNB(), n_folds=2, aggregation="mean", random_state=0).fit(*points())
+    X = points()[0]
+    X[31] = 1e300
+    with pytest.raises(ValueError, match="of object 31 "):
+        clf._held_out.combined(X, None, False, "mean", block=40)
+
+
+def sizes_of(part):
+    return np.array([len(scores) for scores in part.ordered])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_many_classes_are_tried_on_few_objects(tmp_path):
+    """A label is of four bytes, and has p-values, in float64 and several times in passing, of every object that is tried."""
+    CVPlusClassifier(n_folds=2, random_state=0).fit(*points()).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    many_models(content, tensors, 2, 300_000)
+    fitted = dict(content["predictor"]["fitted"]["items"])
+    tensors["sizes"] = torch.tensor([40])
+    fitted["_held_out"]["sizes"] = array("sizes")
+    signed(content, tensors, tmp_path / "it")
+    assert peak(lambda: load(tmp_path / "it")) < 2**28
+    # And where labels are compared with their own points, each has a number of every point.
+    FullConformalClassifier(method="folds", folds=2, class_conditional=True).fit(*points()).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    many_models(content, tensors, 2, 6000)
+    held, n = dict(content["predictor"]["fitted"]["items"])["_fitted"], 6000
+    tensors |= {
+        "labels": torch.arange(n),
+        "fold": torch.zeros((1, n), dtype=torch.int64),
+        "alpha": torch.zeros(n).double(),
+    }
+    held |= {"labels": array("labels"), "alpha": array("alpha")}
+    held["trained"]["fold"] = array("fold", 2)
+    signed(content, tensors, tmp_path / "it")
+    assert peak(lambda: load(tmp_path / "it")) < 2**28
+
+
+def test_column_transformers_that_give_tables_are_saved(tmp_path):
+    X = pd.DataFrame(points()[0], columns=list("abc"))
+    steps = [("a", StandardScaler(), ["a"]), ("f", FunctionTransformer(), ["b"])]
+    columns = ColumnTransformer(steps, remainder="passthrough").set_output(transform="pandas")
+    clf = SplitConformalClassifier(make_pipeline(columns, LogisticRegression()), random_state=0, confidence_level=0.7)
+    clf.fit(X, points()[1]).save(tmp_path / "it")
+    assert np.array_equal(load(tmp_path / "it").predict_p(X), clf.predict_p(X))
 
 
 def test_the_promise_is_of_the_rule_that_was_fitted():
@@ -863,6 +953,23 @@ def test_the_promise_is_of_the_rule_that_was_fitted():
     reg = JackknifePlusRegressor(Ridge()).fit(X, X.sum(1))
     assert reg.set_params(minmax=True).guarantee_.word == "1 − 2ε"
     assert reg.fit(X, X.sum(1)).guarantee_.is_exact
+
+
+@pytest.mark.parametrize("header", [
+    "(" * 50, "{'descr': '''", "-" * 4000 + "1", "{[]: 1}", "{'descr': '<f8', 'fortran_order': False, 'shape': (True,)}",
+    "{'descr': '|V2147483647', 'fortran_order': False, 'shape': (1,)}", "{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}",
+], ids=range(7))  # fmt: skip
+def test_a_part_of_a_checkpoint_whose_header_cannot_be_read_is_computed_again(header, tmp_path):
+    """With a right digest, which takes what the header says and no more."""
+    said = []
+    parts = Parts(tmp_path, said.append, "of this fit")
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    path = tmp_path / f"a.{parts.digest('a', content)}.npy"
+    path.write_bytes(content)
+    assert peak(lambda: list(parts.read("a", lambda _: (1,)))) < 2**20
+    assert len(said) == 1 and not path.exists()
+    parts.write("a", np.zeros(1))
+    assert [(name, part.tolist()) for name, part in parts.read("a", lambda _: (1,))] == [("a", [0.0])]
 
 
 def test_tensors_of_many_axes_are_refused_at_once(tmp_path):

@@ -170,9 +170,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     def _places(self, X: Any) -> npt.NDArray[np.int64] | None:
         """The place of each object's category (m,) among those of training, X as it was given; None where there are no categories."""
         kept = self._categories
-        if self.categories is not (None if kept is None else kept.rule) and self.categories != getattr(
-            kept, "rule", None
-        ):
+        rule = getattr(kept, "rule", None)
+        if self.categories is not rule and self.categories != rule:
             raise ValueError(f"categories was changed to {self.categories!r} after fit; call fit again.")
         return None if kept is None else kept.places(X, getattr(self, "feature_names_in_", None))
 
@@ -181,6 +180,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         level, m = self.confidence_level, _num_samples(self._sample)
         require(isinstance(level, (float, np.floating)) and 0 < level < 1, "confidence level")
         require(m <= LIMITS.rows, "sample")
+        # Of many classes fewer are tried: about a million p-values, which the labels in a file do not bear out.
+        self._sample = inputs.first_rows(self._sample, max(1, 2**20 // len(getattr(self, "classes_", "y"))))
         return int(m)
 
     def verify_categories(self, n: int) -> int:

@@ -239,10 +239,10 @@ class LeaveOneOut(HeldOut):
         """Probabilities (m, C) of the model fitted to all points."""
         return np.exp(self.fitted.log_proba(X))
 
-    def counts(self, X: Any, places: IntArray | None) -> Iterator[npt.NDArray[Any]]:
+    def counts(self, X: Any, places: IntArray | None, uniform: FloatArray | None) -> Iterator[npt.NDArray[Any]]:
         # Names an object that cannot be computed with.
         self.fitted.log_proba(X)
-        (d, K, n), n_classes, uniform = self.theta.shape, self.n_classes, self.uniform(X)
+        (d, K, n), n_classes = self.theta.shape, self.n_classes
         alone = len(self.sizes) == 1
         first = np.zeros(len(X), dtype=np.int64) if places is None else places * self.width
         # The cells (m, C) of the candidates; a category without points has none.

@@ -459,5 +459,5 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         self._verify_transformers()
         proba = self.predict_proba(self._sample)
         require(proba.shape[1:] == (n_classes,) and bool(np.isfinite(proba).all()), "model")
-        if fitted.quick:
+        if fitted.quick and (plain or fitted.n * known <= 2**22):
             self.verify_p()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import nn
 
 from fullconformal import pvalues
@@ -24,6 +24,7 @@ from fullconformal.methods.base import Bag, Config
 from fullconformal.methods.outputs import LogProba, Model, Piped
 from fullconformal.methods.parts import Part, check_folds, fit_parts
 from fullconformal.models.adapters import is_skorch
+from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline
 from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import Work, progress_bar
@@ -85,12 +86,11 @@ class HeldOut:
         """Numbers of points, (1 or m, width), that objects are compared with, of those in each cell."""
         return pvalues.totals(np.reshape(sizes, (-1, self.width)), places)
 
-    def counts(self, X: Any, places: IntArray | None) -> Iterator[npt.NDArray[Any]]:
+    def counts(self, X: Any, places: IntArray | None, uniform: FloatArray | None) -> Iterator[npt.NDArray[Any]]:
         """Calibration points of each part in turn above and tied with every candidate, (2, m, C).
 
         Equal objects in batches of different sizes have scores that differ by rounding; they are tied.
         """
-        uniform = self.uniform(X)
         for part in self.parts:
             log_proba = finite_rows(part.model(X))
             tau = self.score.scores(log_proba, uniform)
@@ -104,21 +104,34 @@ class HeldOut:
 
     def p_values(self, X: Any, places: IntArray | None, smoothing: bool = False) -> FloatArray:
         """(1 + #{i : s_i ≥ s^(−k(i))(x, y)})/(n + 1) (m, C), over the points of all parts; smoothed where asked for."""
-        greater, equal = sum(self.counts(X, places), np.zeros((2, 1, 1), dtype=np.int64))
+        greater, equal = sum(self.counts(X, places, self.uniform(X)), np.zeros((2, 1, 1), dtype=np.int64))
         return pvalues.p_values(greater, equal, self.totals(self.sizes, places), uniform=self.smoothing(X, smoothing))
 
-    def p_values_by_part(self, X: Any, places: IntArray | None, smoothing: bool) -> list[FloatArray]:
-        """p-values (m, C) by each part for itself."""
-        uniform = self.smoothing(X, smoothing)
-        totals = (self.totals([len(scores) for scores in part.ordered], places) for part in self.parts)
-        found = zip(self.counts(X, places), totals, strict=True)
-        return [pvalues.p_values(above, tied, total, uniform=uniform) for (above, tied), total in found]
+    def combined(self, X: Any, places: IntArray | None, smoothing: bool, how: str, block: int = 2**22) -> FloatArray:
+        """p-values (m, C) by each part for itself, made one: a key of `AGGREGATIONS` says how."""
+        uniform, share = self.uniform(X), self.smoothing(X, smoothing)
+        # Parts that are not of one size, or were given, are exchangeable only in a random order.
+        order = np.random.default_rng(self.seed).permutation(len(self.parts))
+        # About so many p-values at a time.
+        width, found = max(1, block // (len(order) * self.n_classes)), []
+        for rows in np.split(np.arange(m := _num_samples(X)), range(width, m, width)):
+            own, drawn, ties = (None if one is None else one[rows] for one in (places, uniform, share))
+            totals = [self.totals([len(scores) for scores in part.ordered], own) for part in self.parts]
+            counted = zip(self.counts(X if len(rows) == m else take(X, rows), own, drawn), totals, strict=True)
+            try:
+                p = [pvalues.p_values(above, tied, total, uniform=ties) for (above, tied), total in counted]
+            except ValueError:
+                # Which names an object by its place among all.
+                self.proba(X)
+                raise
+            found.append(AGGREGATIONS[how](np.stack([p[k] for k in order]), axis=0))
+        return np.concatenate(found)
 
     def verify(self, n_classes: int, n_categories: int) -> None:
         """Raise where a loaded one is not whole."""
         expect(self.score, ConformityScore)
         require(0 <= self.seed < 2**32 and self.n_classes == n_classes, "seed")
-        # The outputs of all of them are held at a time.
+        # Few numbers in a file do not bear out the outputs of all of them.
         require(LIMITS.rows * len(self.parts) * n_classes <= LIMITS.budget // 32, "number of models")
         sizes = n_categories * self.width
         require(self.sizes.dtype == np.int64 and self.sizes.shape == (sizes,), "sizes")
@@ -273,10 +286,7 @@ class HeldOutClassifier(ConformalClassifier):
         X, places = self._objects(X)
         if self.aggregation == "pooled":
             return self._every_p(self._held_out.p_values(X, places, smoothing), places)
-        # Parts that are not of one size, or were given, are exchangeable only in a random order.
-        order = np.random.default_rng(self._held_out.seed).permutation(len(self._held_out.parts))
-        p = np.stack(self._held_out.p_values_by_part(X, places, smoothing))[order]
-        return self._every_p(AGGREGATIONS[self.aggregation](p, axis=0), places)
+        return self._every_p(self._held_out.combined(X, places, smoothing, self.aggregation), places)
 
     def _every_p(self, p: FloatArray, places: IntArray | None) -> FloatArray:
         """p-values (m, C) of all classes, from those of the classes that the models know: no point is above a label of the others."""
@@ -310,6 +320,8 @@ class HeldOutClassifier(ConformalClassifier):
         held.verify(self.verify_known(self.verify_labels()), self.verify_categories(self.n_samples_fit_))
         alike = self.aggregation != "pooled" or np.array_equal(held.scored(), held.sizes)
         require(alike and held.class_conditional == self.class_conditional, "sizes")
+        # The p-values of all models for an object are held together.
+        require(self.aggregation == "pooled" or len(held.parts) * held.n_classes <= 2**22, "number of models")
         # What is exact of one model is not of several.
         require(not self._promise.is_exact or (type(held) is HeldOut and len(held.parts) == 1), "number of models")
         self.verify_sample()

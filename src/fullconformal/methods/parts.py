@@ -232,12 +232,15 @@ class FoldModels:
 
     def candidate_folds(self, X: Any) -> IntArray:
         """Folds (R, m) of the candidates of objects X: functions of the object and the seed."""
-        repeats = range(len(self.fold))
-        return np.stack([drawn(hashes(X, key_of(self.seed, r) + 1), self.folds) for r in repeats])
+        return np.stack([self._candidate_fold(X, r) for r in range(len(self.fold))])
+
+    def _candidate_fold(self, X: Any, r: int) -> IntArray:
+        return drawn(hashes(X, key_of(self.seed, r) + 1), self.folds)
 
     def candidate_outputs(self, X: Any) -> Iterator[FloatArray]:
         """Outputs (m, C) for objects X by the models that would not have seen their candidates, repeat by repeat."""
-        for r, own in enumerate(self.candidate_folds(X)):
+        for r in range(len(self.fold)):
+            own = self._candidate_fold(X, r)
             out = np.empty((_num_samples(X), self.models[0].n_classes))
             for k in np.unique(own):
                 at, model = np.flatnonzero(own == k), self.models[r * self.folds + k]

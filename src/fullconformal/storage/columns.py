@@ -93,9 +93,8 @@ def width(estimator: Any) -> int:
         if sum(passes_on(step) for step in steps) > 1:
             raise StorageError(f"{name} passes the same columns on more than once")
         given = int(getattr(estimator, "n_features_in_", 0))
-        sliced = sum(
-            len(range(*step[2].indices(given))) for step in steps if len(step) > 2 and isinstance(step[2], slice)
-        )
+        slices = [part for step in steps for part in step[2:] if isinstance(part, slice)]
+        sliced = sum(len(range(*part.indices(given))) for part in slices)
         # Of tables a ColumnTransformer takes the columns that it has numbered itself.
         numbered = {at: np.size(own) for at, own in getattr(estimator, "_transformer_to_input_indices", {}).items()}
         return sliced + sum(max(width(step[1]), len(listed(step)), numbered.get(step[0], 0)) for step in steps)
@@ -127,9 +126,8 @@ def longest_name(estimator: Any, given: int = 1) -> int:
     given = max([given, *(len(str(own)) for own in getattr(estimator, "feature_names_in_", ()))])
     for _, step in getattr(estimator, "steps", ()):
         given = longest_name(step, given)
-    prefixed = [
-        len(str(at)) + longest_name(step, given) for at, step, *_ in getattr(estimator, UNIONS.get(name, ""), ())
-    ]
+    united = getattr(estimator, UNIONS.get(name, ""), ())
+    prefixed = [len(str(at)) + longest_name(step, given) for at, step, *_ in united]
     if name == "PolynomialFeatures":
         given *= max(1, min(int(np.max(estimator.degree)), getattr(estimator, "n_features_in_", 1)))
     words = (len(str(word)) for known in getattr(estimator, "categories_", ()) for word in known)

@@ -31,6 +31,8 @@ HOMES = {name: module for module, classes in LEARNED.items() for name in classes
 COMMON = "n_features_in_:count feature_names_in_:labels _sklearn_output_config:output"
 # Left behind: the state of training, which no prediction needs.
 DROPPED = {"_optimizer", "_random_state", "_no_improvement_count", "_best_coefs", "_best_intercepts"}
+# And what each call of `transform` sets anew.
+DROPPED |= {"_transformers_feature_names_out"}
 # Those that hold more than what is listed, which no prediction needs.
 ROOMS = ("discriminant_analysis", "tree", "ensemble")
 MORE = {"PolynomialFeatures", "Lasso", "SGDClassifier", "GaussianProcessRegressor"}.union(
@@ -107,6 +109,8 @@ def unpack_estimator(values: dict[str, Any], unpacker: Unpacker) -> Any:
         except ValueError as error:
             raise StorageError(one_line(error)) from error
     check_fitted(name, fitted)
+    # Those that are not fitted have it, too.
+    vars(estimator).update({at: fitted.pop(at) for at in ("_sklearn_output_config",) if at in fitted})
     if name.startswith("KNeighbors") and fitted:
         # A copy and a tree of all points, in float64, whatever they are kept in.
         n, numbers = len(fitted["y"]), fitted["X"].size
@@ -161,9 +165,7 @@ def is_a(value: Any, kind: str, sizes: dict[str, int]) -> bool:
         return type(value).__name__ == kind and type(value) is home(kind)
     if shape := re.fullmatch(r"\((\w+)\)", kind):
         numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim == len(shape[1])
-        return numbers and all(
-            sizes.setdefault(at, size) == size for at, size in zip(shape[1], value.shape, strict=True)
-        )
+        return numbers and all(sizes.setdefault(*pair) == pair[1] for pair in zip(shape[1], value.shape, strict=True))
     if kind == "any":
         return type(value).__name__ in HOMES
     whole = type(value) is int or isinstance(value, np.integer)
@@ -270,9 +272,8 @@ def unpack_kernel(values: dict[str, Any], _: Unpacker) -> Kernel:
     params = expect(values["params"], dict)
     plain = (bool, int, float, str, np.generic, type(None), Kernel)
     # Bounds are for training, the others are met by all points.
-    known = all(
-        isinstance(part, plain) or np.ndim(part) <= 1 + name.endswith("_bounds") for name, part in params.items()
-    )
+    axes = {name: 0 if isinstance(part, plain) else np.ndim(part) for name, part in params.items()}
+    known = all(axes[name] <= 1 + name.endswith("_bounds") for name in axes)
     made: Kernel = getattr(kernels, among(values["class"], KERNELS))(**params)
     # Each may hold a matrix of all points while the others are computed.
     require(known and sum(isinstance(part, Kernel) for part in made.get_params().values()) <= 32, "kernel")
@@ -294,9 +295,8 @@ def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:
 def unpack_frame(values: dict[str, Any], _: Unpacker) -> pd.DataFrame:
     """The DataFrame again."""
     names, columns = (expect(values[part], list) for part in ("names", "columns"))
-    whole = all(
-        isinstance(column, np.ndarray) and column.shape == columns[0].shape and column.ndim == 1 for column in columns
-    )
+    shapes = {expect(column, np.ndarray).shape for column in columns}
+    whole = len(shapes) < 2 and all(len(shape) == 1 for shape in shapes)
     # Python's hash of other names can be chosen; and transformers that are fitted again make longer names of these.
     short = all(isinstance(name, (str, int, float, np.generic)) and len(str(name)) <= LIMITS.value for name in names)
     require(whole and short and len(set(names)) == len(names), "table's columns")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -187,7 +187,7 @@ def put_weights(module: nn.Module, state: dict[str, Any]) -> None:
 
 def build(node: dict[str, Any], unpacker: Unpacker) -> nn.Module:
     """Layers without weights, or what the factory returns where the file asks for one."""
-    layer, factory = node["layer"], unpacker.factory
+    layer, factory = node["layer"], cast(Factory | None, unpacker.factory)
     unpacker.take(LIMITS.layer)
     if layer == "factory":
         if factory is None:
@@ -195,8 +195,7 @@ def build(node: dict[str, Any], unpacker: Unpacker) -> nn.Module:
                 f"its network was made by {str(node.get('name'))[:100]!r}, and no file is let import code: where you trust it, "
                 "pass it to load(path, factory=...) (on the command line: --model)"
             )
-        made: nn.Module = factory()
-        return made
+        return factory()
     if layer == "Sequential":
         parts = nn.Sequential()
         for name, inner in expect(node["inner"], list):
@@ -244,10 +243,8 @@ def on_the_way(layer: Any, before: tuple[int, ...], after: tuple[int, ...]) -> i
         return 0
     sides = layer._reversed_padding_repeated_twice[::-1]
     padded = before[0] * math.prod(map(sum, zip(before[1:], sides[::2], sides[1::2], strict=True)))
-    patches = (
-        0 if layer.weight.dtype == torch.float32 else layer.groups * layer.weight[0].numel() * math.prod(after[1:])
-    )
-    return int(max(padded, patches))
+    patches = layer.groups * layer.weight[0].numel() * math.prod(after[1:])
+    return int(padded if layer.weight.dtype == torch.float32 else max(padded, patches))
 
 
 def shape_after(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -171,9 +171,7 @@ class Unpacker:
         """Raise where so many bytes are more than what is left to this file."""
         self.left -= size
         if self.left < 0:
-            raise StorageError(
-                f"it asks for more memory than {LIMITS.memory(self.size):,} bytes, all that its size may take"
-            )
+            raise StorageError(f"it asks for more memory than the {LIMITS.memory(self.size):,} bytes its size allows")
 
     def unpack(self, node: Any) -> Any:
         """The value of a JSON node."""
