@@ -137,8 +137,8 @@ def test_fits_without_a_point_are_within_the_error_claimed(accuracy, dtype, prob
 
 
 @pytest.mark.parametrize("C", [2, 3])
-def test_steps_from_whitened_features_are_those_of_the_features(C):
-    """H̄⁻¹Jᵀu from inverses in float32 and in float64, against a solve; within the error that float32 claims, in the norm of H̄."""
+def test_steps_by_each_column_s_own_inverse_are_those_of_a_solve(C):
+    """H̄⁻¹Jᵀu, within the error that the inverse claims, in the norm of H̄."""
     rng = np.random.default_rng(C)
     n, d = 80, 5
     X = rng.normal(size=(n, d)) * [1.0, 30.0, 0.1, 1.0, 1.0]
@@ -151,11 +151,10 @@ def test_steps_from_whitened_features_are_those_of_the_features(C):
     H = hessian(bag, change, theta, S.clone())
     right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
     literal = torch.linalg.solve(H[column], right)
-    for dtype in (torch.float64, torch.float32):
-        found = curvature(bag, change, theta, S.clone(), dtype)
-        steps = _own_steps(bag, found.inverse, column, point, dual).permute(2, 0, 1).flatten(1)
-        off, size = (torch.einsum("bp,bpq,bq->b", v, H[column], v).sqrt() for v in (steps - literal, literal))
-        assert (off <= 2 * found.rounding[column] * size).all()
+    found = curvature(bag, change, theta, S.clone())
+    steps = _own_steps(bag, found.inverse, column, point, dual).permute(2, 0, 1).flatten(1)
+    off, size = (torch.einsum("bp,bpq,bq->b", v, H[column], v).sqrt() for v in (steps - literal, literal))
+    assert (off <= 2 * found.rounding[column] * size).all()
 
 
 def test_softmax_loss_is_self_concordant_in_the_range_of_logits():
