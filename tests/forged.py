@@ -134,7 +134,8 @@ def mutated(rng, content, tensors, others):
             one = tensors[name]
             changed = [lambda t=one: t.flatten(), lambda t=one: torch.full_like(t, 99), lambda t=one: t.double() * float("nan"),
                        lambda: torch.zeros(0), lambda: torch.zeros(3, 0), lambda t=one: t.repeat(2, *[1] * (t.ndim - 1)) if t.ndim else t,
-                       lambda t=one: t.long() - 5, lambda t=one: t.double() * 1e300]  # fmt: skip
+                       lambda t=one: t.long() - 5, lambda t=one: t.double() * 1e300,
+                       lambda t=one: torch.full_like(t.long(), 2**63 - 1), lambda t=one: t.long() + 2**31]  # fmt: skip
             tensors[name] = changed[rng.integers(len(changed))]().clone()
     return content, tensors
 

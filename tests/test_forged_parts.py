@@ -13,7 +13,7 @@ import torch
 from forged import assembled, estimator, header_and_data, opened, signed
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
-from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
 from sklearn.feature_selection import VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -53,6 +53,7 @@ from fullconformal.methods.outputs import LogProba
 from fullconformal.methods.parts import FoldModels
 from fullconformal.methods.ridge import lowest
 from fullconformal.models import KernelDensityClassifier, mlp
+from fullconformal.models.gaussian import Densities
 from fullconformal.runtime.files import Parts
 from fullconformal.storage import LIMITS, StorageError
 
@@ -970,6 +971,44 @@ def test_a_part_of_a_checkpoint_whose_header_cannot_be_read_is_computed_again(he
     assert len(said) == 1 and not path.exists()
     parts.write("a", np.zeros(1))
     assert [(name, part.tolist()) for name, part in parts.read("a", lambda _: (1,))] == [("a", [0.0])]
+
+
+@pytest.mark.parametrize("model", [GaussianNB(), LinearDiscriminantAnalysis()])
+@pytest.mark.parametrize("label", [-1, 2, 10**7, 2**63 - 1])
+def test_labels_are_looked_at_before_they_are_counted(model, label, tmp_path):
+    """NumPy's bincount makes room up to the largest label, and of the largest there is writes before its array."""
+    FullConformalClassifier(model).fit(*points()).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    (bag,) = nodes(content, lambda node: node.get("is") in ("NaiveBayes", "Discriminant"))
+    tensors[bag["y"]["tensor"]] = tensors[bag["y"]["tensor"]].clone()
+    tensors[bag["y"]["tensor"]][-1] = label
+    signed(content, tensors, tmp_path / "it")
+    counted = []
+
+    def ask():
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(StorageError, match="its labels cannot be right"),
+        ):
+            patch.setattr(Densities, "sizes", property(counted.append))
+            load(tmp_path / "it")
+
+    assert peak(ask) < 2**24 and not counted
+
+
+def test_classes_without_a_point_are_not_counted(tmp_path):
+    FullConformalClassifier(GaussianNB()).fit(*points()).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    (bag,) = nodes(content, lambda node: node.get("is") == "NaiveBayes")
+    tensors["none"], tensors["nobody"] = torch.zeros((0, 3), dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+    bag |= {"X": array("none", 2), "y": array("nobody"), "n_classes": 10**7}
+    signed(content, tensors, tmp_path / "it")
+
+    def ask():
+        with pytest.raises(StorageError, match="its labels cannot be right"):
+            load(tmp_path / "it")
+
+    assert peak(ask) < 2**24
 
 
 def test_tensors_of_many_axes_are_refused_at_once(tmp_path):

@@ -76,7 +76,8 @@ class FittedGaussian(Fitted):
         widest, most = (max(C, d), d) if isinstance(bag, Discriminant) else (d, 1), LIMITS.activations(bag.X.size)
         require(n * C * widest[0] <= max(LIMITS.budget // 16, most), "number of classes")
         require(widest[1] ** 2 <= most, "number of columns")
-        require(bool((bag.sizes > 0).all()), "labels")
+        # Labels are looked at before NumPy counts them: it makes room up to the largest, and writes outside of it at the largest there is.
+        require(n >= C and bool(((bag.y >= 0) & (bag.y < C)).all()) and bool((bag.sizes > 0).all()), "labels")
         return cls(bag)
 
 
