@@ -65,52 +65,42 @@ def bounded_order(
     grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
     most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
     order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
-    error, closest = torch.full_like(off, torch.inf), torch.full_like(off, torch.inf)
+    pairs = ((order == 0) & left(order)[:, None]).nonzero()
+    column, point = pairs.T
+    error, closest = torch.empty_like(column, dtype=tau.dtype), torch.empty_like(column, dtype=tau.dtype)
 
-    def opened(columns: Tensor) -> Tensor:
-        """Pairs (b, 2) of some columns and points that are open."""
-        return ((order == 0) & (left(order) & columns)[:, None]).nonzero()
+    def still() -> Tensor:
+        """Which of the pairs (b,) are open."""
+        return (order[column, point] == 0) & left(order)[column]
 
-    def compare(pairs: Tensor, low: Tensor, high: Tensor) -> None:
-        """Decide the order of pairs (b, 2) by bounds L ≤ A' ≤ U (b, K, K)."""
-        at_pairs = tuple(pairs.T)
-        error[at_pairs], closest[at_pairs] = _compare(bag, fits, tau, slack, pairs, order, low, high)
+    def compare(part: Tensor, low: Tensor, high: Tensor) -> None:
+        """Decide the order of some pairs by bounds L ≤ A' ≤ U (b, K, K)."""
+        error[part], closest[part] = _compare(bag, fits, tau, slack, pairs[part], order, low, high)
 
-    every = torch.ones_like(tau, dtype=torch.bool)
     # Some 2²⁰ numbers of A° at a time.
-    for pairs in opened(every).split(max(1, 2**20 // bag.K**2)):
-        (column, point), A = pairs.T, at.left_out[pairs[:, 1]]
-        far, rest = fits.factors[column], at.rest[point]
-        compare(pairs, A / far.most(rest)[:, None, None], A / far.least(rest)[:, None, None])
+    for part in torch.arange(len(pairs), device=pairs.device).split(max(1, 2**20 // bag.K**2)):
+        far, rest, A = fits.factors[column[part]], at.rest[point[part]], at.left_out[point[part]]
+        compare(part, A / far.most(rest)[:, None, None], A / far.least(rest)[:, None, None])
     # Where the Hessian has moved far its factors say little; solves take as little as energies where it has not, or points are many.
     moved = (fits.factors.whole < 0.5) & (fits.error < 0.1) & (len(bag.X) * bag.n_classes**3 <= 2**24)
-    many = (opened(moved)[:, 0].bincount(minlength=len(tau)) > 8).nonzero().squeeze(1)
+    many = (column[still() & moved[column]].bincount(minlength=len(tau)) > 8).nonzero().squeeze(1)
     sure = torch.exp(fits.error + grain)
     if len(many):
-        points = bag.energies.screen[0]
-        apart = bag.energies.apart(fits.pi[many], None if change.factors is None else change.factors[:, many])
-        step = (apart * (sure[many].square()[:, None] * (1 + 4 * at.rounding * (1 + at.odds[points])))[:, None]).sqrt()
-        step = step * (fits.pi[many][:, :, points] * step).sum(1, keepdim=True)
-        z = fits.z[many][:, :, points] + step[:, 1:] - step[:, :1]
-        most = relative.margin(z, bag.y[points]) + off[many][:, points]
-        below = (most < (tau - granted)[many, None]) & (order[many][:, points] == 0)
-        order[many[:, None], points] -= below.to(order.dtype)
-    pairs = opened(moved)
-    pairs = pairs[(pairs[:, 0].bincount(minlength=len(tau)) <= few_solves(bag))[pairs[:, 0]]]
-    if len(pairs):
-        column, point = pairs.T
-        low, high = bag.energies.enclose(change, fits.pi, relative.all_probabilities(fits.z_added), column, point)
+        _screen(bag, change[many], fits[many], off[many], (tau - granted)[many], sure[many], many, order)
+    near = still() & moved[column]
+    near &= (column[near].bincount(minlength=len(tau)) <= few_solves(bag))[column]
+    if bool(near.any()):
+        part = near.nonzero().squeeze(1)
+        c, i = column[part], point[part]
+        low, high = bag.energies.enclose(change, fits.pi, relative.all_probabilities(fits.z_added), c, i)
         unit = 4 * (at.rounding + torch.finfo(torch.float32).eps)
-        grow = (sure[column] * (1 + unit * (1 + at.odds[point])))[:, None, None]
-        compare(pairs, low / grow, high * grow)
+        grow = (sure[c] * (1 + unit * (1 + at.odds[i])))[:, None, None]
+        compare(part, low / grow, high * grow)
     # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
-    pairs = opened(every)
-    column, point = pairs.T
-    error, closest = error[column, point], closest[column, point]
-    unknown = torch.isfinite(error)
+    unknown = still() & torch.isfinite(error)
     if accuracy > ACCURATE:
         lost = torch.zeros_like(tau, dtype=torch.bool)
-        lost[column[error > closest / 2]] = True
+        lost[column[still() & (error > closest / 2)]] = True
         unknown &= ~lost[column]
     unknown &= (torch.bincount(column[unknown], minlength=len(tau)) <= few_solves(bag))[column]
     pairs, error = pairs[unknown], error[unknown]
@@ -121,6 +111,19 @@ def bounded_order(
         left_over = order[tuple(pairs.T)] == 0
         pairs, error = pairs[left_over], error[left_over]
     return order, fits
+
+
+def _screen(
+    bag: LinearBag, change: Change, fits: Added, off: Tensor, tau: Tensor, sure: Tensor, columns: Tensor, order: Tensor
+) -> None:
+    """Put points below τ (B,) in some columns of the order by what each class can move against their own: |A'^½(e_k − e_y)| |A'^½r|."""
+    points, at = bag.energies.screen[0], bag.reference
+    grown = sure.square()[:, None] * (1 + 4 * at.rounding * (1 + at.odds[points]))
+    length = (bag.energies.apart(fits.pi, change.factors) * grown[:, None]).sqrt()
+    step = length * (fits.pi[:, :, points] * length).sum(1, keepdim=True)
+    most = relative.margin(fits.z[:, :, points] + step[:, 1:] - step[:, :1], bag.y[points]) + off[:, points]
+    below = (most < tau[:, None]) & (order[columns][:, points] == 0)
+    order[columns[:, None], points] -= below.to(order.dtype)
 
 
 def few_solves(bag: LinearBag) -> int:
