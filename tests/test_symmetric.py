@@ -1,6 +1,7 @@
 """The symmetric scores: literal formula, equivariance, honest tolerances, counts, and the certificate."""
 
 import itertools
+import pickle
 import sys
 from dataclasses import replace
 
@@ -418,6 +419,16 @@ def test_energies_enclose_the_leverage_of_a_point_that_is_left_out(C, width):
             factor = fits.factors[torch.tensor([b])]
             uniform.append(float(1 / factor.least(bag.reference.rest[i]) - 1 / factor.most(bag.reference.rest[i])))
     assert np.median(gaps) < 0.2 * np.median(uniform)
+
+
+def test_a_bag_is_pickled_without_the_flows_it_keeps():
+    (X, y, C, penalty, objects), _ = far_moved(4, 0, None)
+    bag = bag_of(X, y, C, penalty)
+    counts = symmetric_counts(bag, torch.tensor(objects), 1.0)
+    assert bag.energies.kept and "screen" in vars(bag.energies)
+    again = pickle.loads(pickle.dumps(bag))
+    assert not again.energies.kept and "screen" not in vars(again.energies)
+    np.testing.assert_array_equal(symmetric_counts(again, torch.tensor(objects), 1.0), counts)
 
 
 @pytest.mark.parametrize("width", [None, 0.3])

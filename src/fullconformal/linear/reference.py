@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -245,8 +245,11 @@ class Energies:
     """
 
     def __init__(self, bag: LinearBag) -> None:
-        self.bag = bag
-        self.of = lru_cache(KEPT // (4 * bag.K * bag.n_classes * len(bag.X)))(self._of)
+        self.bag, self.kept = bag, dict[int, tuple[Tensor, Tensor, Tensor]]()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is kept, which can be made again."""
+        return {"bag": self.bag, "kept": {}}
 
     def _flows(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """W (h, K, K, d), directions v first, b (h, K, C·n) and P (h, K, K, d) of points (h,)."""
@@ -264,8 +267,13 @@ class Energies:
 
     def _of(self, point: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same of one point, b in float32."""
-        W, b, P = self._flows(torch.tensor([point], device=self.bag.y.device))
-        return W[0].flatten(0, 1), b[0].float(), P[0].flatten(0, 1)
+        found = self.kept.get(point)
+        if found is None:
+            W, b, P = self._flows(torch.tensor([point], device=self.bag.y.device))
+            found = W[0].flatten(0, 1), b[0].float(), P[0].flatten(0, 1)
+            if len(self.kept) < KEPT // (4 * b.numel()):
+                self.kept[point] = found
+        return found
 
     @cached_property
     def screen(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -306,7 +314,7 @@ class Energies:
         pairs = point.argsort(stable=True)
         present, sizes = point[pairs].unique_consecutive(return_counts=True)
         for i, part in zip(present.tolist(), pairs.split(sizes.tolist()), strict=True):
-            (W, b, P), c = self.of(i), column[part]
+            (W, b, P), c = self._of(i), column[part]
             f = factors[:, c]
             held = (P @ torch.stack([1 / f, f])).view(2, K, K, -1).permute(3, 0, 1, 2)
             out[part] = (weights[c] @ squares(b.double()).T)[..., place] + held
