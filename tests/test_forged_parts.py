@@ -909,6 +909,21 @@ def test_an_object_without_p_values_is_named_by_its_place_among_all():
         clf._held_out.combined(X, None, False, "mean", block=40)
 
 
+def test_boosted_trees_of_more_nodes_than_there_are_take_no_room(tmp_path):
+    classifier(HistGradientBoostingClassifier(max_iter=2)).save(tmp_path / "it")
+    content, tensors = opened(tmp_path / "it")
+    for node in nodes(content, lambda node: node.get("is") == "dict" and "sizes" in dict(node["items"])):
+        sizes = dict(node["items"])["sizes"]["tensor"]
+        tensors[sizes] = torch.full_like(tensors[sizes], 2**22)
+    signed(content, tensors, tmp_path / "it")
+
+    def ask():
+        with pytest.raises(StorageError, match="nodes"):
+            load(tmp_path / "it")
+
+    assert peak(ask) < 2**26
+
+
 def sizes_of(part):
     return np.array([len(scores) for scores in part.ordered])
 

@@ -32,9 +32,11 @@ def nodes_of(fields: Any, length: int, dtype: Any) -> Array:
     """The nodes (k,) again, of this many and of this type."""
     if set(expect(fields, dict)) != set(dtype.names):
         raise StorageError("a tree was saved by a scikit-learn with other nodes; use the version it was saved with")
+    # Before there is room for them.
+    for name, field in fields.items():
+        require(expect(field, np.ndarray).shape == (length,) and field.dtype == dtype[name], "tree's nodes")
     nodes = np.zeros(length, dtype=dtype)
     for name, field in fields.items():
-        require(expect(field, np.ndarray).shape == nodes.shape and field.dtype == dtype[name], "tree's nodes")
         nodes[name] = field
     return nodes
 
