@@ -227,10 +227,11 @@ def _newton(
     rows, left, gone = turn(theta), theta.new_full(goal.shape, torch.inf), torch.zeros_like(goal)
     columns, z = torch.arange(len(goal), device=theta.device), logits_of(bag, rows, dtype)
     found = rows, z, relative.all_probabilities(z)
-    pi = found[2]
+    pi, bold = found[2], torch.ones_like(columns, dtype=torch.bool)
     for _ in range(MOST):
         G = _gradient(bag, change, rows, pi)
         mu = (G * bag.base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt()
+        bold[columns] &= mu < left[columns]
         better = (mu < left[columns]).nonzero().squeeze(1)
         at = columns[better]
         left[at] = mu[better]
@@ -246,7 +247,7 @@ def _newton(
             columns, change = columns[on], change[on]
             G, mu, rows, z, pi = (part.index_select(0, on) for part in (G, mu, rows, z, pi))
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
-        enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.1))
+        enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.02))
 
         def stop(at: Tensor, _: Tensor, __: Tensor, norm: Tensor, lost: Tensor, enough: Tensor = enough) -> Tensor:
             return norm + lost <= enough[at]
@@ -255,7 +256,7 @@ def _newton(
         step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop)
         dz = logits_of(bag, step, dtype)
         R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
-        t = torch.where(R > 1, torch.log1p(R) / R, 1.0)
+        t = torch.where(R > 1, (torch.where(bold[columns], 4.0, torch.log1p(R)) / R).clamp(max=1.0), 1.0)
         gone[columns] += t * R
         t = t[:, None, None]
         rows, z = rows - t * step, torch.addcmul(z, t.to(dtype), dz, value=-1.0)

@@ -168,14 +168,12 @@ def hessian_factors(at: Reference, pi: Tensor, added: Tensor, factors: Tensor | 
     """
     (before, weight), now = at.mass, _matter(pi.float())
 
-    def above(P: Tensor, every: int) -> Tensor:
-        excess = torch.addcmul(now[..., ::every], before[..., ::every], 1 + P[:, None, None], value=-1.0).clamp_(
-            min=0.0
-        )
-        E = _bounded(at, excess.flatten(1) @ weight[..., ::every].flatten(), every)
+    def above(P: Tensor, every: int, now: Tensor, before: Tensor, weight: Tensor) -> Tensor:
+        excess = torch.addcmul(now, before, 1 + P[:, None, None], value=-1.0).clamp_(min=0.0)
+        E = _bounded(at, excess.flatten(1) @ weight.flatten(), every)
         return E if factors is None else E + at.columns @ (factors - 1 - P).clamp(min=0.0)
 
-    P, E = _smallest(at, above, added, torch.inf)
+    P, E = _smallest(at, above, (now, before, weight), added, torch.inf)
     low = least_factors(at, pi, factors)
     return replace(low, high=1 + P, high_excess=E + added, top=1 + P + E)
 
@@ -184,13 +182,13 @@ def least_factors(at: Reference, pi: Tensor, factors: Tensor | None = None) -> H
     """The same where only the least factors are asked for: of the largest nothing is known."""
     before, (now, weight) = at.mass[0], mass(pi.float(), at.most_apart.float())
 
-    def below(P: Tensor, every: int) -> Tensor:
-        excess = torch.addcmul(now[..., ::every], before[..., ::every], P[:, None, None] - 1).clamp_(max=0.0)
-        sums = torch.linalg.vecdot(excess.flatten(1), weight[..., ::every].expand_as(excess).flatten(1))
+    def below(P: Tensor, every: int, now: Tensor, before: Tensor, weight: Tensor) -> Tensor:
+        excess = torch.addcmul(now, before, P[:, None, None] - 1).clamp_(max=0.0)
+        sums = torch.linalg.vecdot(excess.flatten(1), weight.expand_as(excess).flatten(1))
         E = _bounded(at, -sums, every)
         return E if factors is None else E + at.columns @ (1 - P - factors).clamp(min=0.0)
 
-    P, E = _smallest(at, below, pi[:, 0, 0].double(), 0.9)
+    P, E = _smallest(at, below, (now, before, weight), pi[:, 0, 0].double(), 0.9)
     # No Hessian is below zero, and a change by factors of all parts is the last resort.
     floor, unknown, far = torch.zeros_like(P), torch.full_like(P, torch.inf), P + E * at.typical > 0.5
     if bool(far.any()):
@@ -216,20 +214,21 @@ def _matter(pi: Tensor) -> Tensor:
 
 
 def _smallest(
-    at: Reference, excess: Callable[[Tensor, int], Tensor], like: Tensor, largest: float
+    at: Reference, excess: Callable[..., Tensor], parts: tuple[Tensor, ...], like: Tensor, largest: float
 ) -> tuple[Tensor, Tensor]:
     """P and E(P) (B,) whose sum, E as it is without a point, is about the least among zero and multiples of the mean change.
 
-    P is chosen by some of the points, 256 or more.
+    P is chosen by some of the points, 256 or more: the parts (..., n) of ``excess(P, every, *parts)`` that are theirs.
     """
     P, every, rest = torch.zeros_like(like, dtype=torch.float32), max(1, at.pi.shape[1] // 256), at.typical
-    E = first = excess(P, every)
+    some = [part[..., ::every].contiguous() for part in parts]
+    E = first = excess(P, every, *some)
     for times in MULTIPLES:
         common = (times * first / at.total).clamp(max=largest).float()
-        beyond = excess(common, every)
+        beyond = excess(common, every, *some)
         better = common + beyond * rest < P + E * rest
         P, E = torch.where(better, common, P), torch.where(better, beyond, E)
-    return P.double(), E if every == 1 else excess(P, 1)
+    return P.double(), E if every == 1 else excess(P, 1, *parts)
 
 
 class Energies:
