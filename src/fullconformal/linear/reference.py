@@ -31,7 +31,7 @@ from fullconformal.losses import relative
 
 KEPT = 2**27  # bytes of flows to keep
 # Multiples of the mean change that are tried as the part P common to all points.
-MULTIPLES = (3.0, 6.0, 10.0, 16.0, 25.0, 40.0, 60.0, 100.0)
+MULTIPLES = (6.0, 20.0, 60.0)
 
 
 @dataclass(frozen=True)

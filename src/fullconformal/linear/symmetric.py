@@ -39,7 +39,7 @@ from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import first_step, refit
 from fullconformal.losses import relative
-from fullconformal.runtime.numerics import each_alone
+from fullconformal.runtime.numerics import each_alone, keep_freed
 from fullconformal.runtime.tasks import Progress
 
 Enough = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -178,6 +178,7 @@ def count_objects(
             lost[-1 if objects.row is None else int(objects.row)] = str(error)
             return torch.stack([0 * tied, tied])[:, None].to(objects.x)
 
+    keep_freed()
     x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
     # On a CPU logits of a block stay in the cache, and every thread has blocks of its own; what they share is made before.
     bag.columns(bag.reference.rough)
