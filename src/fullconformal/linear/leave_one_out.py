@@ -107,7 +107,7 @@ def bounds(spread: Tensor, nu: Tensor, kappa: Tensor, mu: Tensor) -> Tensor:
 
     All by the Hessian of the bag without the point: the spread of its leverage, κ, and the length μ of what was left of the gradient.
     The step moves logits by ranges ≤ R = κν, so the gradient behind it is at most ((e^R − 1)/R − 1)ν, which `radius` turns into a distance.
-    So it does with the gradient before the step, of length ν, and the step comes on top: more, but where R nears one the former is infinite.
+    So it does with that before the step, of length ν, and the step comes on top: more, but where R nears one the former is infinite.
     """
     R = kappa * nu
     behind = torch.where(R > 1e-4, torch.expm1(R) / R.clamp(min=1e-4) - 1, 0.5 * R * (1 + R)) * nu

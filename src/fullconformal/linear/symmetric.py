@@ -107,9 +107,9 @@ def symmetric_counts(
         s = _scores(bag, change, fits, q)
         return pvalues.count(s.alpha, s.tau, (s.alpha_error, s.tau_error), comparison(weight, change))
 
-    # Whether p is above a level can be told from rougher fits than p. They cost a third of accurate ones, of two classes nearly as much, and
-    # pay where they decide some of the candidates: not where tens of points lie within their rounding, nor, whatever is asked, where single
-    # points move so far that little would be known of their Hessians.
+    # Whether p is above a level can be told from rougher fits than p. They cost a third of accurate ones, of two classes nearly as
+    # much, and pay where they decide some of the candidates: not where tens of points lie within their rounding, nor, whatever is
+    # asked, where single points move so far that little would be known of their Hessians.
     rough = COARSE if enough is None else 10 * COARSE
     hopeless = enough is None and (bag.K == 1 or len(bag.X) * bag.reference.rough_error > 30)
     stages = [ACCURATE, FINE] if hopeless or bag.base.kappa > 10 else [rough, ACCURATE, FINE]
