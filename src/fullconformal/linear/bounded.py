@@ -156,7 +156,7 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
     apart = relative.apart(fits.E[tuple(relative.pairs(bag.K, r.device)[0])], change.y).sqrt()
     low, high = 1 / fits.factors.top, 1 / whole
     size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
-    shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.03)
+    shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.1)
 
     x, left = change.x.T[:, None], torch.arange(len(size), device=size.device)
 
