@@ -1,4 +1,4 @@
-"""Newton's step 𝓗⁻¹∇F of changed bags: by factorised Hessians, or, for one large bag, by conjugate gradients."""
+"""Newton's step 𝓗⁻¹∇F of changed bags, by factorised Hessians or, for one large bag, by conjugate gradients; and how far to go along it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import Change, LinearBag
+from fullconformal.linear.bag import Change, LinearBag, at_points, pulled, without
 from fullconformal.linear.hessian import factor, hessian
 from fullconformal.linear.products import gram
-from fullconformal.losses.relative import all_probabilities, second
+from fullconformal.losses.relative import all_probabilities, residual, second
 
 # Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
 # below, their many small steps take longer.
@@ -60,7 +60,7 @@ class Steps:
             rows[1:, :, 0], rows[0, :, 0] = r, -r.sum(0)
             solved = (inverse @ rows)[:, :, 0]
             s = solved[1:] - solved[0]
-            rs = float((r * s).sum())
+            rs = float(r.ravel() @ s.ravel())
             goal = goal or left**2 * rs
             if not goal < rs < torch.inf:
                 # Another preconditioner costs as much as about d/4 products, and pays in all steps that follow.
@@ -72,7 +72,7 @@ class Steps:
             u *= p
             u -= p * u.sum(0)
             Hv = u @ X + (T @ v) * penalty
-            t = rs / float((v * Hv).sum())
+            t = rs / float(v.ravel() @ Hv.ravel())
             step, r = step + t * v, r - t * Hv
         self.inverse = None
         return None
@@ -86,6 +86,33 @@ class Steps:
             torch.stack([gram(X * w.sqrt()[:, None]) for w in distinct]) + torch.diag(self.bag.penalty)
         )
         return None if bool(failed.any()) else torch.cholesky_inverse(L).expand(len(weights), -1, -1)
+
+
+def length(
+    bag: LinearBag, change: Change | None, theta: Tensor, step: Tensor, z: Tensor, dz: Tensor, R: Tensor, slope: Tensor
+) -> Tensor:
+    """How far (B,) to go along −step, which moves logits by ranges ≤ R and along which F falls by ``slope`` at first.
+
+    To where its slopes at 0 and 1 say that F is least: far from the minimum curvature decreases, and whole steps are too short. Halved
+    while F grows there so much that it may not have fallen; no less than log(1 + R)/R, up to where it surely falls.
+    """
+
+    def slope_at(t: Tensor | float) -> Tensor:
+        # By the logits along the way, without another product with the points.
+        ahead, r = theta - t * step, residual(z - t * dz, bag.y[:, None])
+        own = (without(change, r) * dz).sum((0, 1)) + (pulled(bag, change, ahead) * step).sum((0, 1))
+        if change is None:
+            return own
+        return own + (residual(at_points(change.x, ahead), change.y) * at_points(change.x, step)).sum(0)
+
+    safe = torch.where(R > 1, torch.log1p(R) / R, 1.0)
+    t = torch.where(R > 1, torch.maximum(slope / (slope - slope_at(1.0)).clamp(min=slope / 4), safe), 1.0)
+    while bool((t > safe).any()):
+        enough = slope_at(t) >= -0.1 * safe * slope
+        if bool((enough | (t <= safe)).all()):
+            break
+        t = torch.where(enough, t, torch.maximum(t / 2, safe))
+    return t
 
 
 def arrays(x: Tensor) -> Any:
