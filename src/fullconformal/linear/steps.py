@@ -53,12 +53,12 @@ class Steps:
         X, penalty, T, inverse, p, r = (
             arrays(part) for part in (bag.X, bag.penalty, bag.coupling, self.inverse, pi[1:], G)
         )
-        step, v, rows = 0 * r, 0 * r, arrays(G.new_empty(bag.n_classes, G.shape[1], 1))
+        step, v, rows = 0 * r, 0 * r, arrays(G.new_empty(bag.n_classes, G.shape[1]))
         before, goal = 1.0, 0.0
         for products in range(MOST):
             # Blocks of all C classes treat them alike, those of the K relative to the first would not.
-            rows[1:, :, 0], rows[0, :, 0] = r, -r.sum(0)
-            solved = (inverse @ rows)[:, :, 0]
+            rows[1:], rows[0] = r, -r.sum(0)
+            solved = (rows.reshape(len(inverse), -1, rows.shape[1]) @ inverse).reshape(rows.shape)
             s = solved[1:] - solved[0]
             rs = float(r.ravel() @ s.ravel())
             goal = goal or left**2 * rs
@@ -78,14 +78,14 @@ class Steps:
         return None
 
     def _blocks(self, pi: Tensor) -> Tensor | None:
-        """Inverses (C, d, d) of the Hessian's diagonal blocks Σ π_c(1 − π_c) xxᵀ + Λ, one for each class; None where one is singular."""
+        """Inverses (C, d, d) of the Hessian's diagonal blocks Σ π_c(1 − π_c) xxᵀ + Λ, or the one of all classes; None where one is singular."""
         X, weights = self.bag.X, pi * (1 - pi)
         # At the start, and of two classes, they are all the same but for rounding.
         distinct = weights[:1] if bool((weights - weights[0]).abs().max() < 1e-12) else weights
         L, failed = torch.linalg.cholesky_ex(
             torch.stack([gram(X * w.sqrt()[:, None]) for w in distinct]) + torch.diag(self.bag.penalty)
         )
-        return None if bool(failed.any()) else torch.cholesky_inverse(L).expand(len(weights), -1, -1)
+        return None if bool(failed.any()) else torch.cholesky_inverse(L)
 
 
 def length(
