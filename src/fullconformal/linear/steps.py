@@ -78,7 +78,7 @@ class Steps:
         return None
 
     def _blocks(self, pi: Tensor) -> Tensor | None:
-        """Inverses (C, d, d) of the Hessian's diagonal blocks Σ π_c(1 − π_c) xxᵀ + Λ, or the one of all classes; None where one is singular."""
+        """Inverses (C, d, d) of the Hessian's diagonal blocks Σ π_c(1 − π_c) xxᵀ + Λ, or one for all; None where one is singular."""
         X, weights = self.bag.X, pi * (1 - pi)
         # At the start, and of two classes, they are all the same but for rounding.
         distinct = weights[:1] if bool((weights - weights[0]).abs().max() < 1e-12) else weights
