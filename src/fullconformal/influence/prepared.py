@@ -59,7 +59,7 @@ class Prepared:
         """The points in the order of their scores, as `influence.sorted_points` keeps them."""
         return {}
 
-    @property
+    @cached_property
     def slack(self) -> Tensor:
         """Rounding error granted to each training point's score, (n,): that of its terms."""
         return self.loss_rounding * self.loss.abs() + self.rounding * self.self_influence.abs()

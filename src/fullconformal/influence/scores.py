@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,11 +72,11 @@ def count_excess(
 ) -> tuple[Tensor, Tensor | float]:
     """Weight (...) above and tied, from α − τ (..., k).
 
-    On a CPU signs are summed as bits, three times faster than comparisons, unless something is tied with something.
+    On a CPU signs are packed and counted as bits, three times faster than comparisons, unless something is tied with something.
     """
     if weight is None and not excess.is_cuda:
-        bits = excess.view(torch.int64 if excess.element_size() == 8 else torch.int32)
-        above = excess.shape[-1] + (bits >> (8 * excess.element_size() - 1)).sum(-1)
+        below = np.bitwise_count(np.packbits(np.signbit(excess.numpy()), axis=-1)).sum(-1, dtype=np.int64)
+        above = excess.shape[-1] - torch.as_tensor(below)
         if excess.abs().amin() > slack.max() + own_slack.max():
             return above, 0.0
     return pvalues.count(excess, 0.0, (slack, own_slack), weight, axis=-1)

@@ -165,6 +165,20 @@ class Top(Source):
         short = [Rows(left.float(), None if right is None else right.float()) for left, right in rows]
         return replace(made, rows=short, error=torch.full_like(found.tau, error)) if error < 1 else made
 
+    def ranges(self, found: Candidates, highest: Tensor) -> tuple[Tensor, Tensor]:
+        """The same; where labels share products, those that meet half of the points that their object's labels meet meet all of these.
+
+        Alike, they come into one tile, and their object meets a point once.
+        """
+        low, high = super().ranges(found, highest)
+        if not self.shares:
+            return low, high
+        some, m = high > low, len(self.X)
+        first = low.new_full((m,), len(self.bag)).index_reduce_(0, found.x[some], low[some], "amin")[found.x]
+        last = high.new_zeros(m).index_reduce_(0, found.x[some], high[some], "amax")[found.x]
+        alike = some & (2 * (high - low) >= last - first)
+        return torch.where(alike, first, low), torch.where(alike, last, high)
+
     def hold(self, index: Tensor | None) -> None:
         self.solved = self.bag.solved(len(self.bag) - self.first)
         # There may be more of them than this prediction asked for.

@@ -252,11 +252,16 @@ def at_points(x: Tensor, theta: Tensor) -> Tensor:
 
 def objective(bag: LinearBag, change: Change | None, theta: Tensor, z: Tensor) -> Tensor:
     """F (B,) at Θ (d, K, B), given the logits (n, K, B) of the training points there."""
-    losses = softplus(margin(z, bag.y[:, None]))
-    if change is not None and change.removed is not None:
-        losses[change.removed, torch.arange(len(change.y), device=z.device)] = 0.0
+    losses = without(change, softplus(margin(z, bag.y[:, None])))
     F = losses.sum(0) + 0.5 * (theta * pulled(bag, change, theta)).sum((0, 1))
     return F if change is None else F + softplus(margin(at_points(change.x, theta), change.y))
+
+
+def without(change: Change | None, parts: Tensor) -> Tensor:
+    """Parts (n, ..., B) of sums over the training points, in place: zero for the points that columns leave out."""
+    if change is not None and change.removed is not None:
+        parts[change.removed, ..., torch.arange(len(change.y), device=parts.device)] = 0.0
+    return parts
 
 
 def coupled(bag: LinearBag, theta: Tensor) -> Tensor:
@@ -275,9 +280,7 @@ def pulled(bag: LinearBag, change: Change | None, theta: Tensor) -> Tensor:
 def gradient(bag: LinearBag, change: Change | None, theta: Tensor, r: Tensor) -> Tensor:
     """∇F (d, K, B) given the residuals (n, K, B) of the training points, of which those of removed points are set to zero."""
     d, K, B = theta.shape
-    if change is not None and change.removed is not None:
-        r[change.removed, :, torch.arange(B, device=r.device)] = 0.0
-    flat = r.view(-1, K * B)
+    flat = without(change, r).view(-1, K * B)
     G = (flat.T @ bag.X).T.reshape(d, K, B) if B == 1 else (bag.X.T @ flat).view(d, K, B)
     G += pulled(bag, change, theta)
     if change is not None:

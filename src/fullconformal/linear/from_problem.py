@@ -38,7 +38,7 @@ class Units:
         centre, free = a.mean(0), bool(penalty[-1] == 0) and bool((a[:, -1] == 1).all())
         centre = centre if free and bool(centre.isfinite().all()) else torch.zeros_like(centre)
         centre[-1] = 0.0
-        largest = (a - centre).abs().amax(0)
+        largest = (a - centre).abs_().amax(0)
         scale = torch.where(largest > 0, largest, 1.0).log2().round().clamp(-300, 300).exp2()
         scale[-1] = 1.0 if free else scale[-1]
         return cls(centre, scale)
@@ -79,7 +79,7 @@ class Regression:
         (block,) = problem.blocks
         a, penalty = design(problem, problem.X), problem.penalty[: block.i].double()
         # A look at the columns here, where they are, saves a large design matrix its way to NumPy.
-        narrow = len(a) > FEWER * a.shape[1] and bool(a.abs().sum(0).all())
+        narrow = len(a) > FEWER * a.shape[1] and bool(a.sum(0).all() or a.abs().sum(0).all())
         span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
         W = problem.theta.view(block.o, block.i).double()
         start = (M @ (W if span is None else by_numpy(span.start, W))).T.contiguous()
@@ -118,14 +118,10 @@ class Regression:
     @property
     def takes_scales(self) -> bool:
         """Whether dividing inputs by scales changes penalties alone: columns are inputs, of which a free intercept absorbs the places."""
-        a, layer, turned = (
-            self.problem.X,
-            self.problem.blocks[0].layer,
-            self.span is not None and self.span.basis is not None,
-        )
-        width = self.problem.blocks[0].i
+        a, block = self.problem.X, self.problem.blocks[0]
+        turned = self.span is not None and self.span.basis is not None
         free = float(self.bag.penalty[-1]) == 0 and bool((self.bag.X[:, -1] == 1).all())
-        return layer == 0 and a.dim() == 2 and a.shape[1] == width - 1 and free and not turned
+        return block.layer == 0 and a.dim() == 2 and a.shape[1] == block.i - 1 and free and not turned
 
     def scaled_design(self, X: Tensor, scales: FloatArray) -> tuple[Tensor, Tensor]:
         """Inputs X as the bag knows them, and factors (k, d) of its penalties, where each divides the inputs by scales of its own."""

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from fullconformal.linear.bag import Change, LinearBag, at_points
+from fullconformal.linear.bag import Change, LinearBag, at_points, without
 from fullconformal.linear.products import places
 from fullconformal.losses.relative import pairs, second, spread, unpacked
 from fullconformal.runtime.numerics import threads
@@ -32,9 +32,7 @@ def hessian(bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor) -> 
     """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero."""
     d, K, B = theta.shape
     p, Q = d * K, K * (K + 1) // 2
-    if change is not None and change.removed is not None:
-        S[change.removed, :, torch.arange(B, device=S.device)] = 0.0
-    packed = bag.products.gram(S.reshape(-1, Q * B))
+    packed = bag.products.gram(without(change, S).reshape(-1, Q * B))
     full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
     H = full.view(B, p, p)
     if change is not None and change.factors is not None:

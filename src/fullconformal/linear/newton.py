@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, at_points, coupled, gradient, logits, objective, residuals
 from fullconformal.linear.hessian import Base, Curvature, Fits, certify, curvature, inner, radius, rounding
-from fullconformal.linear.steps import Steps
+from fullconformal.linear.steps import Steps, length
 from fullconformal.losses.relative import range_of, residual, second, unpacked
 
 # The error of a logit, by its bound, at which a fit has converged; and that at which most comparisons are decided.
@@ -49,7 +49,7 @@ def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: i
             break
         # As F'' grows by at most e^(tR) along a step, F surely decreases by 0.28 of its slope or more where R ≤ 1.
         if largest > 1:
-            t = _length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1)))
+            t = length(bag, change, theta, step, z, dz, R, (G * step).sum((0, 1)))
             step, dz = t * step, t * dz
         theta, z = theta - step, z - dz
         # Newton's steps shrink quadratically once they are small: those that no longer do are rounding.
@@ -58,29 +58,6 @@ def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: i
         before = largest
         left = min(max(largest**2 / 10, 1e-4), 3e-2)
     return Minimum(theta, False)
-
-
-def _length(
-    bag: LinearBag, change: Change | None, theta: Tensor, step: Tensor, z: Tensor, dz: Tensor, R: Tensor, slope: Tensor
-) -> Tensor:
-    """How far (B,) to go along −step, which moves logits by ranges ≤ R and along which F falls by ``slope`` at first.
-
-    To where its slopes at 0 and 1 say that F is least: far from the minimum curvature decreases, and whole steps are too short. Halved
-    while F grows there so much that it may not have fallen; no less than log(1 + R)/R, up to where it surely falls.
-    """
-
-    def slope_at(t: Tensor | float) -> Tensor:
-        r = residual(z - t * dz, bag.y[:, None])
-        return (gradient(bag, change, theta - t * step, r) * step).sum((0, 1))
-
-    safe = torch.where(R > 1, torch.log1p(R) / R, 1.0)
-    t = torch.where(R > 1, torch.maximum(slope / (slope - slope_at(1.0)).clamp(min=slope / 4), safe), 1.0)
-    while bool((t > safe).any()):
-        enough = slope_at(t) >= -0.1 * safe * slope
-        if bool((enough | (t <= safe)).all()):
-            break
-        t = torch.where(enough, t, torch.maximum(t / 2, safe))
-    return t
 
 
 @torch.no_grad()

@@ -72,9 +72,8 @@ class Span:
 
     def start(self, W: FloatArray) -> FloatArray:
         """Weights (C, r + 1 + free) of the coordinates near weights W (C, d) of the columns."""
-        out = self.coordinates(W)
-        out[:, self.r] = 0.0
-        return out
+        own, beyond = W[:, self.used], np.zeros((len(W), 1))
+        return np.hstack([own if self.basis is None else own @ self.basis, beyond, W[:, self.free]])
 
     def penalty(self, penalty: FloatArray) -> FloatArray:
         """Λ (r + 1 + free,) of the coordinates from that of the columns (d,)."""
@@ -118,7 +117,7 @@ def span_of(X: Any, penalty: FloatArray | None = None) -> Span | None:
     used = np.any(X, axis=0) & ~free
     width = int(used.sum())
     if width >= WIDE and len(X) <= FEWER * width:
-        own, basis = X[:, used].astype(np.float64), np.empty((width, len(X)))
+        own, basis = X[:, used].astype(np.float64, copy=False), np.empty((width, len(X)))
         order = np.abs(own).max(axis=0).argsort()[::-1]  # small columns survive large ones only behind them
         with blas_alone(own.T.shape):
             basis[order] = np.linalg.qr(own[:, order].T)[0]

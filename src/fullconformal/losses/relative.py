@@ -117,4 +117,6 @@ def against(A: Tensor, y: Tensor) -> Tensor:
 
 def range_of(z: Tensor) -> Tensor:
     """Range (..., B) of the logits (0, z), z (..., K, B)."""
+    if z.shape[-2] == 1:
+        return z.squeeze(-2).abs()
     return z.amax(-2).clamp(min=0.0) - z.amin(-2).clamp(max=0.0)
