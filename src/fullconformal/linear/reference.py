@@ -316,7 +316,13 @@ class Energies:
             (W, b, P), c = self._of(i), column[part]
             f = factors[:, c]
             held = (P @ torch.stack([1 / f, f])).view(2, K, K, -1).permute(3, 0, 1, 2)
-            out[part] = (weights[c] @ squares(b.double()).T)[..., place] + held
+            b = b.double()
+            # Where few candidates ask about a point, weights meet its flow before products of two classes are summed.
+            if 4 * len(c) < K:
+                summed = ((weights[c][:, :, None] * b).view(-1, b.shape[1]) @ b.T).view(-1, 2, K, K)
+            else:
+                summed = (weights[c] @ squares(b).T)[..., place]
+            out[part] = summed + held
             u[part] = (W @ change.x[:, c]).T.view(-1, K, K)
         p = own[:, column].T[:, None]
         mean = (u * p[..., 1:]).sum(2, keepdim=True)
