@@ -107,6 +107,22 @@ def test_the_method_and_its_reason_are_told(estimator, options, method, reason, 
     assert said == (clf.method == "auto")  # what was asked for needs no reason
 
 
+def test_nobody_waits_for_exact_sets_of_a_hundred_classes_without_having_asked_for_them():
+    X, y = make_classification(
+        300, 20, n_informative=20, n_redundant=0, n_classes=100, n_clusters_per_class=1, random_state=0
+    )
+    model = make_pipeline(StandardScaler(), LogisticRegression(tol=0.1))
+    clf = FullConformalClassifier(model, folds=2, random_state=0).fit(X, y)
+    assert clf.method_ == "folds" and clf.method_reason_.startswith(
+        "with 100 classes exactly valid sets would take about"
+    )
+    assert not clf.guarantee_.is_exact and clf.predict_p(X[:2]).shape == (2, 100)
+    # With fewer classes, other scores, or where they are asked for, they are what they were.
+    for options, few in (({}, 5), ({"scheme": "ordinary"}, 100), ({"method": "symmetric"}, 100)):
+        fitted = FullConformalClassifier(model, **options).fit(X, y % few)
+        assert fitted.method_ == "symmetric" and fitted.guarantee_.is_exact
+
+
 def test_what_is_not_convex_is_refused_with_the_ways_on():
     X, y, *_ = data(3)
     for estimator in (mlp(4, (3,), 3), MLPClassifier((3,))):

@@ -25,7 +25,7 @@ from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, Unsuitable, by_category, refined
 from fullconformal.methods.refit import Refit
-from fullconformal.methods.select import select
+from fullconformal.methods.select import check_wait, select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import shape_of
@@ -238,6 +238,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
         learns = y if unfitted is None or self.transformers == "fixed" or needs_labels(unfitted) else None
         self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
+        if asked == "auto":
+            check_wait(method, config, inputs, bag.n_classes)
         with progress_bar("training", self.verbose) as progress:
             fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         if self.head is None and self._refits_transformers(fitted):

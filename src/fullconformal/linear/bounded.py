@@ -73,14 +73,18 @@ def bounded_order(
         """Which of the pairs (b,) are open."""
         return (order[column, point] == 0) & left(order)[column]
 
-    def compare(part: Tensor, low: Tensor, high: Tensor) -> None:
-        """Decide the order of some pairs by bounds L ≤ A' ≤ U (b, K, K)."""
-        error[part], closest[part] = _compare(bag, fits, tau, slack, pairs[part], order, low, high)
+    def compare(part: Tensor, *known: Tensor) -> None:
+        """Decide the order of some pairs by what is known of their A'."""
+        error[part], closest[part] = _compare(bag, fits, tau, slack, pairs[part], order, *known)
 
-    # Some 2²⁰ numbers of A° at a time.
-    for part in torch.arange(len(pairs), device=pairs.device).split(max(1, 2**20 // bag.K**2)):
-        far, rest, A = fits.factors[column[part]], at.rest[point[part]], at.left_out[point[part]]
-        compare(part, A / far.most(rest)[:, None, None], A / far.least(rest)[:, None, None])
+    # By multiples of A°, some 2²⁰ numbers of the pairs at a time.
+    for part in torch.arange(len(pairs), device=pairs.device).split(max(1, 2**20 // (8 * bag.K))):
+        c, i = column[part], point[part]
+        far, rest, r = fits.factors[c], at.rest[i], _at_pairs(bag, fits, c, i)[2]
+        low, high, s = 1 / far.most(rest), 1 / far.least(rest), _left_out(at.left_out, i, r)
+        half = (high - low) / 2
+        length = half.square() * (r * s).sum(0).clamp(min=0.0)
+        compare(part, s * (low + half), length[:, None] * at.left_out_against[i], high * at.left_out_spread[i])
     # Where the Hessian has moved far its factors say little; solves take as little as energies where it has not, or points are many.
     moved = (fits.factors.whole < 0.5) & (fits.error < 0.1) & (len(bag.X) * bag.n_classes**3 <= 2**24)
     many = (column[still() & moved[column]].bincount(minlength=len(tau)) > 8).nonzero().squeeze(1)
@@ -95,7 +99,11 @@ def bounded_order(
         low, high = bag.energies.enclose(change, fits.pi, relative.all_probabilities(fits.z_added), c, i)
         unit = 4 * (at.rounding + torch.finfo(torch.float32).eps)
         grow = (sure[c] * (1 + unit * (1 + at.odds[i])))[:, None, None]
-        compare(part, low / grow, high * grow)
+        low, high, (y, _, r) = low / grow, high * grow, _at_pairs(bag, fits, c, i)
+        half, r = (high - low) / 2, r.T[:, :, None]
+        length = (r.mT @ half @ r)[:, 0].clamp(min=0.0) * relative.against(half, y)
+        spread = relative.spread(high[:, *relative.pairs(bag.K, r.device)[0]].T)
+        compare(part, torch.bmm(high - half, r)[:, :, 0].T, length, spread)
     # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
     unknown = still() & torch.isfinite(error)
     if accuracy > ACCURATE:
@@ -179,29 +187,47 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
 
 
 def _compare(
-    bag: LinearBag, fits: Added, tau: Tensor, slack: Tensor, pairs: Tensor, order: Tensor, low: Tensor, high: Tensor
+    bag: LinearBag,
+    fits: Added,
+    tau: Tensor,
+    slack: Tensor,
+    pairs: Tensor,
+    order: Tensor,
+    shift: Tensor,
+    length: Tensor,
+    spread: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Decide the order (B, n) of pairs (b, 2) of a column and a point by bounds L ≤ A' ≤ U (b, K, K).
+    """Decide the order (B, n) of pairs (b, 2) of a column and a point, of whose A' it is known that A'r is near a shift (K, b).
 
-    And how far the scores and τ can be off besides what is not known of A', and how far they are apart, (b,) each.
+    What is not known of A' moves class k against the own one by a squared ``length`` (b, C) at most; A' has at most some spread (b,).
+    Returns how far the scores and τ can be off besides what is not known of A', and how far they are apart, (b,) each.
     """
-    at, (column, point), (i, j) = bag.reference, pairs.T, relative.pairs(bag.K, pairs.device)[0]
-    y, z, r = _at_pairs(bag, fits, column, point)
-    half, r = (high - low) / 2, r.T[:, :, None]
-    moved = z + torch.bmm(high - half, r)[:, :, 0].T
-    # What is not known of A' moves each class against the own one by a length at most, and the margin grows with all of them.
-    lengths = (r.mT @ half @ r)[:, 0].clamp(min=0.0) * relative.against(half, y)
-    most, least = (
-        relative.margin(moved + sign * (e[1:] - e[:1]), y)
-        for sign, e in ((1, lengths.T.sqrt()), (-1, lengths.T.sqrt()))
-    )
+    at, (column, point) = bag.reference, pairs.T
+    y, z, _ = _at_pairs(bag, fits, column, point)
+    moved, lengths = z + shift, length.sqrt().T
+    # The margin grows with all of them.
+    most, least = (relative.margin(moved + sign * (lengths[1:] - lengths[:1]), y) for sign in (1, -1))
     off, other = at.spread.sqrt()[point] * fits.reach[column], relative.margin(z, y).sigmoid()
     rounded = 4 * at.rounding * (1 + at.odds[point])
-    error = (turned(off, other) + rounded * other) * relative.spread(high[:, i, j].T) + off + slack[column]
+    error = (turned(off, other) + rounded * other) * spread + off + slack[column]
     above, below = least > tau[column] + error, most < tau[column] - error
     order[column, point] = above.to(order.dtype) - below.to(order.dtype)
     alpha = relative.margin(moved, y)
     return error, (alpha - tau[column]).abs()
+
+
+def _left_out(A: Tensor, point: Tensor, r: Tensor) -> Tensor:
+    """A_i r (K, b) of residuals r (K, b) of some points: each matrix of A (n, K, K) is read once for all its residuals."""
+    place = point.argsort(stable=True)
+    present, which, many = point[place].unique_consecutive(return_inverse=True, return_counts=True)
+    within = torch.arange(len(place), device=place.device) - (many.cumsum(0) - many)[which]
+    R = r.new_zeros(len(present), len(r), int(many.max()) if len(many) else 0)
+    R[which, :, within] = r[:, place].T
+    step = max(1, 2**20 // len(r) ** 2)
+    S = torch.cat([A[present[at : at + step]] @ R[at : at + step] for at in range(0, len(present) or 1, step)])
+    out = torch.empty_like(r)
+    out[:, place] = S[which, :, within].T
+    return out
 
 
 def _at_pairs(bag: LinearBag, fits: Added, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:

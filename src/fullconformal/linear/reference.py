@@ -39,7 +39,7 @@ class Reference:
     """The fit on Z point by point: probabilities (C, n), A° (n, K, K), and of A and A° the spreads (n,); m (C, n) as above.
 
     A margin is that of the own class against the others, so what moves it is m of that class: ``apart`` of A and ``left_out_apart`` of
-    A° (n,), at most the spreads.
+    A° (n,), at most the spreads; ``left_out_against`` (n, C) has that of each class against the own.
 
     A° = (A⁻¹ − S)⁻¹ is the leverage a point has in the bag without it, so that A°r is the step of its logits that leaves it out.
     ``odds`` (n,) is a bound on t/(1 − t), t its largest leverage; infinite where rounding leaves nothing of 1 − t. ``columns`` (d,) are
@@ -54,6 +54,7 @@ class Reference:
     left_out_spread: Tensor
     apart: Tensor
     left_out_apart: Tensor
+    left_out_against: Tensor
     odds: Tensor
     columns: Tensor
     own: Tensor
@@ -107,10 +108,9 @@ def reference(bag: LinearBag) -> Reference:
     # The relative error of 1 − t is that of A times t/(1 − t).
     sure = (odds >= 0) & (odds * rounding < 1e-3) & torch.isfinite(left_out).all(2).all(1)
     odds = torch.where(sure, odds, torch.inf)
-    packed = left_out[:, *relative.pairs(K, z.device)[0], None]
+    packed, left_out_against = left_out[:, *relative.pairs(K, z.device)[0], None], relative.against(left_out, bag.y)
     left_out_spread, left_out_apart = (
-        torch.where(sure, part[:, 0], torch.inf)
-        for part in (relative.spread(packed), relative.apart(packed, bag.y[:, None]))
+        torch.where(sure, part, torch.inf) for part in (relative.spread(packed)[:, 0], left_out_against.amax(1))
     )
     blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
     columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
@@ -120,7 +120,8 @@ def reference(bag: LinearBag) -> Reference:
     apart = relative.apart(C.A, bag.y[:, None])[:, 0]
     rough_error = float(bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum()))
     return Reference(
-        pi, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, odds, columns, own, rounding, rough_error
+        pi, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, left_out_against, odds, columns, own, rounding,
+        rough_error,
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from sklearn.neural_network import MLPRegressor
 from torch import nn
 
 from fullconformal.last_layer.network import Stream, is_mapped
-from fullconformal.methods.base import Config, Method
-from fullconformal.methods.convex import Exact, Symmetric
+from fullconformal.methods.base import Config, Method, Unsuitable
+from fullconformal.methods.convex import Exact, Symmetric, symmetric_seconds
 from fullconformal.methods.folds import Folds
 from fullconformal.methods.gaussian import Gaussian, is_gaussian
 from fullconformal.methods.influence import Influence
@@ -32,6 +32,7 @@ from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
 from fullconformal.models.adapters import is_known, is_skorch
 from fullconformal.models.distances import KernelDensityClassifier
+from fullconformal.runtime.tasks import duration
 from fullconformal.storage import require
 
 METHODS = ("auto", "influence", "symmetric", "exact", "oob", "folds")
@@ -123,6 +124,19 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
     given = asked == "auto" and influence_asked(config)
     reason = "an option of influence was given" if given else f"{kind} has a loss and gradients"
     return Selection(Influence(model), reason)
+
+
+def check_wait(method: Method, config: Config, X: Any, n_classes: int) -> None:
+    """Raise where a method that was not asked for takes longer for an object (X as the model is given them) than people wait."""
+    if not isinstance(method, Symmetric) or config.head is not None or config.prefit or config.q != 1:
+        return
+    n, d = X.shape
+    seconds = symmetric_seconds(1, n, min(n, d), n_classes)
+    if seconds > 10:
+        raise Unsuitable(
+            f"with {n_classes} classes exactly valid sets would take about {duration(seconds)} for each object: "
+            "ask for them by method='symmetric'."
+        )
 
 
 # Regressors -----------------------------------------------------------------------------------------------------------
