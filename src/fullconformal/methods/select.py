@@ -15,7 +15,7 @@ from torch import nn
 
 from fullconformal.last_layer.network import Stream, is_mapped
 from fullconformal.methods.base import Config, Method, Unsuitable
-from fullconformal.methods.convex import Exact, Symmetric, symmetric_seconds
+from fullconformal.methods.convex import Exact, Symmetric, check_memory, symmetric_seconds
 from fullconformal.methods.folds import Folds
 from fullconformal.methods.gaussian import Gaussian, is_gaussian
 from fullconformal.methods.influence import Influence
@@ -131,6 +131,7 @@ def check_wait(method: Method, config: Config, X: Any, n_classes: int) -> None:
     if not isinstance(method, Symmetric) or config.head is not None or config.prefit or config.q != 1:
         return
     n, d = X.shape
+    check_memory(n, min(n, d), n_classes - 1, config.memory)  # so many classes would be trained for long by folds, too
     seconds = symmetric_seconds(1, n, min(n, d), n_classes)
     if seconds > 10:
         raise Unsuitable(
