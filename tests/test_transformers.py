@@ -1,5 +1,6 @@
 """Transformers in the bag: the oracle fits the whole Pipeline to n + 1 points for every candidate, as anyone would write it."""
 
+import time
 import warnings
 
 import numpy as np
@@ -435,6 +436,21 @@ def test_nobody_waits_in_silence(capsys):
     assert capsys.readouterr().err == "p-values: about 24 seconds\n"
     with progress_bar("p-values", 0) as progress:
         assert progress is None
+
+
+def test_a_first_part_that_takes_long_is_told_of(capsys, monkeypatch):
+    """No part is done, so no pace is known: after ten seconds that is said, and the time once it can be told."""
+    monkeypatch.setattr("fullconformal.runtime.tasks.LONG", 0.05)
+    with progress_bar("p-values", None):
+        assert capsys.readouterr().err == ""
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+    with progress_bar("p-values", None) as progress:
+        time.sleep(0.3)
+        assert capsys.readouterr().err == "p-values: more than 50 ms\n"
+        progress.began -= 100
+        progress(1, 4)
+        assert capsys.readouterr().err == "p-values: about 6.7 minutes\n"
 
 
 def test_objects_that_share_a_fit_come_first_and_count_for_less():

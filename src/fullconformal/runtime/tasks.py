@@ -15,6 +15,7 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock, Timer
 from typing import Any
 
 import joblib
@@ -41,7 +42,7 @@ def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int],
     """A callback (done, total) that draws a progress bar with the time left; None where it is not shown.
 
     Where ``shown`` is None it is shown once the work is seen to take more than about ten seconds, with the time it will take: as a bar
-    on a terminal and in a notebook, as one line on standard error elsewhere.
+    on a terminal and in a notebook, as one line on standard error elsewhere. Ten seconds without a first part done are told of as well.
     """
     if shown is not None and not shown:
         yield None
@@ -69,17 +70,30 @@ class Watch:
         self.bar: Any = None
         self.task: Any = None
         self.first: tuple[int, float] | None = None
-        if not automatic:
-            self.draw()
+        # A first part may take long itself: the clock runs beside it.
+        self.drawing, self.clock = Lock(), Timer(LONG, self.overdue)
+        if automatic:
+            self.clock.daemon = True
+            self.clock.start()
+        else:
+            self.draw(label, stderr=False)
 
     def __call__(self, done: int, total: int) -> None:
         """So much is done, of so much."""
         if not self.told and 0 < done < total:
             seconds = self.estimate(done, total)
             if seconds > LONG:
-                self.draw(seconds)
+                with self.drawing:
+                    self.told = True
+                    self.draw(f"{self.label}: about {duration(seconds)}")
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
+
+    def overdue(self) -> None:
+        """Say that it takes long, where how long is not known yet."""
+        with self.drawing:
+            if not self.told:
+                self.draw(f"{self.label}: more than {duration(LONG)}")
 
     def estimate(self, done: int, total: int) -> float:
         """How long all of it takes, by the pace since the first word; 0 where it is too early to tell."""
@@ -91,28 +105,31 @@ class Watch:
         at, then = self.first
         return spent + (spent - then) * (total - done) / (done - at) if spent > 1 and done > at else 0.0
 
-    def draw(self, seconds: float | None = None) -> None:
-        """Draw a bar where there is a screen; elsewhere say once how long it will take, where that is known."""
+    def draw(self, sentence: str, stderr: bool = True) -> None:
+        """A bar where there is a screen; elsewhere the sentence, which says more than the label."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-        console = Console(stderr=seconds is not None)
-        sentence = self.label if seconds is None else f"{self.label}: about {duration(seconds)}"
+        console = Console(stderr=stderr)
         if not console.is_terminal and not console.is_jupyter:
-            if seconds is not None:
-                self.told = True
+            if sentence != self.label:
                 console.print(sentence, highlight=False, soft_wrap=True)
-            return
-        self.told = True
-        columns = "{task.description}", BarColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn()
-        self.bar = Progress(*columns, transient=True, console=console)
-        self.bar.start()
-        self.task = self.bar.add_task(sentence, total=None)
+        elif self.bar is not None:
+            self.bar.update(self.task, description=sentence)
+        else:
+            columns = "{task.description}", BarColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn()
+            bar = Progress(*columns, transient=True, console=console)
+            self.task = bar.add_task(sentence, total=None)
+            self.bar = bar
+            bar.start()
 
     def close(self) -> None:
         """Take the bar away."""
-        if self.bar is not None:
-            self.bar.stop()
+        self.clock.cancel()
+        with self.drawing:
+            self.told = True
+            if self.bar is not None:
+                self.bar.stop()
 
 
 def duration(seconds: float) -> str:
