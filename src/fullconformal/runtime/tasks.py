@@ -15,7 +15,7 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Lock, Thread
 from typing import Any
 
 import joblib
@@ -70,11 +70,10 @@ class Watch:
         self.bar: Any = None
         self.task: Any = None
         self.first: tuple[int, float] | None = None
-        # A first part may take long itself: the clock runs beside it.
-        self.drawing, self.clock = Lock(), Timer(LONG, self.overdue)
+        self.drawing = Lock()
         if automatic:
-            self.clock.daemon = True
-            self.clock.start()
+            # A first part may take long itself.
+            CLOCK.mind(self)
         else:
             self.draw(label, stderr=False)
 
@@ -89,11 +88,13 @@ class Watch:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
 
-    def overdue(self) -> None:
-        """Say that it takes long, where how long is not known yet."""
+    def overdue(self) -> bool:
+        """Whether it has taken long, which is said where how long it will take is not known yet."""
+        late = time.monotonic() - self.began > LONG
         with self.drawing:
-            if not self.told:
+            if late and not self.told:
                 self.draw(f"{self.label}: more than {duration(LONG)}")
+        return late
 
     def estimate(self, done: int, total: int) -> float:
         """How long all of it takes, by the pace since the first word; 0 where it is too early to tell."""
@@ -125,11 +126,36 @@ class Watch:
 
     def close(self) -> None:
         """Take the bar away."""
-        self.clock.cancel()
+        CLOCK.watches.discard(self)
         with self.drawing:
             self.told = True
             if self.bar is not None:
                 self.bar.stop()
+
+
+class Clock:
+    """One thread that looks at all work going on, once a second: to start one for each fit takes longer than a small fit."""
+
+    def __init__(self) -> None:
+        self.watches, self.thread = set[Watch](), Thread()
+
+    def mind(self, watch: Watch) -> None:
+        """Have the watch say so when it is overdue."""
+        self.watches.add(watch)
+        # A process that was forked has the watches, but not the thread.
+        if not self.thread.is_alive():
+            self.thread = Thread(target=self.run, name="fullconformal-clock", daemon=True)
+            self.thread.start()
+
+    def run(self) -> None:
+        while True:
+            time.sleep(1.0)
+            for watch in list(self.watches):
+                if watch.overdue():
+                    self.watches.discard(watch)
+
+
+CLOCK = Clock()
 
 
 def duration(seconds: float) -> str:
