@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from fullconformal import FullConformalClassifier
 from fullconformal.linear.added import conjugate, fit_added
 from fullconformal.linear.bag import Change, NoMinimiser, as_objects, at_points, logits, with_labels
-from fullconformal.linear.bounded import ACCURATE, COARSE, FINE, bounded_order, turned
+from fullconformal.linear.bounded import ACCURATE, COARSE, FINE, bounded_order, order_without_fits, turned
 from fullconformal.linear.exact import exact_counts
 from fullconformal.linear.hessian import hessian
 from fullconformal.linear.leave_one_out import deletion
@@ -309,6 +309,25 @@ def test_bounds_decide_nothing_against_the_scores_and_no_tie(C, n, penalty):
         decided.append(float((order != 0).double().mean()))
     # Only ties are left, and there are some.
     assert decided[0] <= decided[-1] == float((gap.abs() > tied).double().mean()) < 1
+
+
+@pytest.mark.parametrize(("penalty", "width"), [(3.0, None), (3.0, 0.02), (1000.0, 0.4)])
+@pytest.mark.parametrize(("q", "C", "n"), [(0, 2, 400), (1, 2, 400), (1, 3, 900), (1, 5, 1500)])
+def test_the_fit_without_candidates_decides_most_and_nothing_against_the_scores(q, C, n, penalty, width):
+    """With other penalties, too; of objects that are twins of training points, of which it decides no tie, and of others."""
+    rng, d = np.random.default_rng(C), 3
+    X = np.c_[rng.normal(size=(n, d)), np.ones(n)]
+    y = (X[:, :C] @ rng.normal(size=(min(C, d + 1), C)) + 2 * rng.gumbel(size=(n, C))).argmax(1)
+    bag = bag_of(X, y, C, np.full(d + 1, penalty))
+    objects = torch.tensor(np.r_[X[:10], rng.normal(size=(10, d + 1))])
+    factors = None if width is None else torch.tensor(np.exp(rng.uniform(-width, width, objects.shape)))
+    change = with_labels(bag, as_objects(objects, factors))
+    exact = symmetric_scores(bag, change, q)
+    gap, tied = (exact.alpha - exact.tau).T, (exact.alpha_error + exact.tau_error).T
+    order = order_without_fits(bag, change, q)
+    assert (order * gap >= 0).all() and (order[gap.abs() <= tied] == 0).all()
+    assert float((order != 0).double().mean()) > (0.01 if penalty > 100 else 0.5)
+    assert not order_without_fits(bag, change, 0.5).any()
 
 
 @pytest.mark.parametrize("columns", [1, 8, 9, 40])

@@ -104,7 +104,7 @@ def fit_added(
     theta, mu, z, pi, gone = _newton(bag, change, theta, tolerance / kappa, dtype)
     z_added = at_points(change.x, theta)
     leverage = (relative.unpacked(relative.second(z_added)) * E).sum((0, 1))
-    grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
+    grain, mu = rounding(bag, change, theta, dtype), mu + granted(bag, change, theta, dtype)
     # Bounds at rougher fits hold here, too, up to the ranges that logits have moved since, which are small as a rule.
     near = start is not None and bool((gone < 0.1).all())
     far = (
@@ -114,11 +114,11 @@ def fit_added(
     )
     far = far.widened(grain)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
-    error = _error(kappa * mu / far.whole)
+    error = fit_error(kappa * mu / far.whole)
     return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far)
 
 
-def _granted(bag: LinearBag, change: Change, theta: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+def granted(bag: LinearBag, change: Change, theta: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Rounding (B,) granted to a gradient, in the norm of H⁻¹: of the logits, and of residuals off by units of one."""
     units = torch.finfo(dtype).eps * bag.reference.spread.sqrt().sum()
     granted: Tensor = len(bag.X) ** 0.5 * rounding(bag, change, theta, dtype) + units
@@ -142,9 +142,9 @@ def fit_repenalised(bag: LinearBag, objects: Change, tolerance: float) -> tuple[
     # A point of zeros has a constant loss: nothing is added.
     alone, kappa = replace(objects, x=torch.zeros_like(objects.x)), objects.x.new_full(objects.y.shape, bag.base.kappa)
     theta, mu, _, pi, _ = _newton(bag, alone, _repenalised(bag, objects), tolerance / kappa)
-    mu = mu + _granted(bag, alone, theta)
+    mu = mu + granted(bag, alone, theta)
     whole = least_factors(bag.reference, pi, objects.factors).whole
-    return theta, bag.base.spread_at(objects.x).sqrt() * _error(kappa * mu / whole) / kappa
+    return theta, bag.base.spread_at(objects.x).sqrt() * fit_error(kappa * mu / whole) / kappa
 
 
 @torch.no_grad()
@@ -162,7 +162,7 @@ def refine(bag: LinearBag, change: Change, theta: Tensor, tolerance: float = CON
     return fits
 
 
-def _error(share: Tensor) -> Tensor:
+def fit_error(share: Tensor) -> Tensor:
     """The error of logits −log(1 − κμ), infinite where nothing is known."""
     return torch.where(share < 1, -torch.log1p(-share.clamp(max=1.0)), torch.inf)
 
@@ -177,10 +177,10 @@ def fit_without(
     """
     at, removed = bag.reference, torch.as_tensor(change.removed)
     theta, mu, _, pi, _ = _newton(bag, change, theta, tolerance / kappa, dtype)
-    grain, mu = rounding(bag, change, theta, dtype), mu + _granted(bag, change, theta, dtype)
+    grain, mu = rounding(bag, change, theta, dtype), mu + granted(bag, change, theta, dtype)
     least = least_factors(at, pi, change.factors).widened(grain).least(at.rest[removed])
     # The Hessian without the point is at least 1 − t, and then the least factor, of that of the fit on Z.
-    return theta, at.spread[removed].sqrt() * _error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
+    return theta, at.spread[removed].sqrt() * fit_error(kappa * mu * (1 + at.odds[removed]) / least) / kappa
 
 
 def turn(part: Tensor) -> Tensor:

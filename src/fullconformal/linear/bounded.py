@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, conjugate, fit_added
-from fullconformal.linear.bag import Change, LinearBag
-from fullconformal.linear.hessian import rounding
-from fullconformal.linear.newton import ROUGH
+from fullconformal.linear.added import Added, conjugate, fit_added, fit_error, granted, turn
+from fullconformal.linear.bag import Change, LinearBag, at_points
+from fullconformal.linear.hessian import inner, rounding
+from fullconformal.linear.newton import ROUGH, repulled
 from fullconformal.losses import relative
 
 # Logits are granted this error beside the bounds, so that what the full accuracy calls a tie is one here.
@@ -25,6 +25,36 @@ FLOOR = 1e-9
 # Errors of a logit, by their bound: the first decides most candidates, the second most of the rest, the last all but ties.
 COARSE, ACCURATE, FINE = 1e-2, ROUGH, 1e-9
 BLOCK = 2**27  # bytes for the candidates that go through together; on the CPU more are slower, for want of cache
+
+
+@torch.no_grad()
+def order_without_fits(bag: LinearBag, change: Change, q: float) -> Tensor:
+    """Order (B, n) as `bounded_order` has it, of all candidates of objects, by the fit on Z alone: 0 for all points near the candidate.
+
+    The minimiser of a bag is as close to it as the gradient there is small, which is that of the added point and of other penalties. Where
+    it moves logits by ranges ≤ R, the parts of the Hessian shrink by e^(−R) or their factors at the most, and A' is as much above A°.
+    """
+    at, base, theta, C = bag.reference, bag.base, bag.base.theta[:, :, None], bag.n_classes
+    if 0 < q < 1:
+        return torch.zeros(len(change.y), len(bag.X), dtype=torch.int8, device=bag.X.device)
+    x, z = change.x[:, ::C], at_points(change.x, theta)
+    E = inner(x, base.solve_points(x))[tuple(relative.pairs(bag.K, x.device)[0])].repeat_interleave(C, -1)
+    G = change.x.T[:, None] * relative.residual(z, change.y).T[:, :, None] + turn(repulled(bag, change))
+    mu = (G * base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt() + base.error / base.kappa + granted(bag, change, theta)
+    root, own = relative.spread(E).sqrt(), relative.margin(z, change.y)
+    kappa = root.clamp(min=base.kappa)
+    held = 1.0 if change.factors is None else change.factors.amin(0).clamp(max=1.0)
+    R = fit_error(kappa * mu / held)
+    grown, reach, slack = torch.exp(R) / held, R / kappa, 2 * rounding(bag, change, theta) + FLOOR
+    # A point that is added becomes more likely, unless penalties change.
+    least, most = own - root * reach - slack, own + slack + (0.0 if change.factors is None else root * reach)
+    off = torch.outer(reach, at.spread.sqrt())
+    highest = at.margin + off
+    if q == 1:
+        most = most + grown * relative.apart(E, change.y) * most.sigmoid()
+        apart = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
+        highest += torch.exp(off).mul_(grown[:, None]).mul_(apart * at.margin.sigmoid())
+    return (at.margin - off > most[:, None]).to(torch.int8) - (highest < least[:, None]).to(torch.int8)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ MULTIPLES = (6.0, 20.0, 60.0)
 
 @dataclass(frozen=True)
 class Reference:
-    """The fit on Z point by point: probabilities (C, n), A° (n, K, K), and of A and A° the spreads (n,); m (C, n) as above.
+    """The fit on Z point by point: probabilities (C, n), margins (n,), A° (n, K, K), and of A and A° the spreads (n,); m (C, n) as above.
 
     A margin is that of the own class against the others, so what moves it is m of that class: ``apart`` of A and ``left_out_apart`` of
     A° (n,), at most the spreads; ``left_out_against`` (n, C) has that of each class against the own.
@@ -48,6 +48,7 @@ class Reference:
     """
 
     pi: Tensor
+    margin: Tensor
     most_apart: Tensor
     left_out: Tensor
     spread: Tensor
@@ -119,9 +120,10 @@ def reference(bag: LinearBag) -> Reference:
     pi, most = (part[:, :, 0].T.contiguous() for part in (relative.all_probabilities(z), relative.most_apart(C.A)))
     apart = relative.apart(C.A, bag.y[:, None])[:, 0]
     rough_error = float(bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum()))
+    margin = relative.margin(z[:, :, 0].T, bag.y)
     return Reference(
-        pi, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, left_out_against, odds, columns, own, rounding,
-        rough_error,
+        pi, margin, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, left_out_against, odds, columns, own,
+        rounding, rough_error,
     )  # fmt: skip
 
 

@@ -34,7 +34,15 @@ from fullconformal.linear.bag import (
     logits,
     with_labels,
 )
-from fullconformal.linear.bounded import ACCURATE, BLOCK, COARSE, FINE, bounded_order, few_solves
+from fullconformal.linear.bounded import (
+    ACCURATE,
+    BLOCK,
+    COARSE,
+    FINE,
+    bounded_order,
+    few_solves,
+    order_without_fits,
+)
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import first_step, refit
@@ -117,30 +125,32 @@ def symmetric_counts(
     def decided(change: Change) -> Counted:
         x = change.x
         above, undecided = x.new_zeros(2, len(change.y))
+
+        def open_after(order: Tensor, columns: Tensor) -> Tensor:
+            """Count the points above some columns' candidates, and say which of these (B,) are still to be decided."""
+            labels, against = change.y[columns], comparison(weight, change[columns])
+            surely, between = pvalues.count(order, 0, 0, None if against is None else against.T, axis=1)
+            above[columns], undecided[columns] = surely.to(x.dtype), between.to(x.dtype)
+            unsure = (order == 0).any(1)
+            return unsure if enough is None else unsure & ~enough(labels, surely, surely + between)
+
         columns, start = torch.arange(len(change.y), device=x.device), None
+        if enough is not None:
+            columns = columns[open_after(order_without_fits(bag, change, q), columns)]
         for accuracy in stages:
             if not len(columns):
                 break
-            part = change[columns]
-            against = comparison(weight, part)
-            against = None if against is None else against.T
 
-            def left(order: Tensor, part: Change = part, against: Tensor | None = against) -> Tensor:
-                """Which candidates (B,) are still to be decided."""
-                unsure = (order == 0).any(1)
-                if enough is None:
-                    return unsure
-                surely, between = pvalues.count(order, 0, 0, against, axis=1)
-                return unsure & ~enough(part.y, surely, surely + between)
+            def left(order: Tensor, columns: Tensor = columns) -> Tensor:
+                return open_after(order, columns)
 
             order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
-            found, unsure = pvalues.count(order, 0, 0, against, axis=1), left(order)
-            above[columns], undecided[columns] = (each.to(x.dtype) for each in found)
+            unsure = left(order)
             # Finer fits do not help where many points are open by what is not known of the Hessian.
             many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
             last = unsure if accuracy == stages[-1] else many
             for at in chunks(bag, last.nonzero().squeeze(1), memory):
-                counts = scored(part[at], fits.theta[:, :, at])
+                counts = scored(change[columns[at]], fits.theta[:, :, at])
                 above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
             on = unsure & ~last
             columns, start = columns[on], fits[on]
