@@ -330,6 +330,23 @@ def test_the_fit_without_candidates_decides_most_and_nothing_against_the_scores(
     assert not order_without_fits(bag, change, 0.5).any()
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_lengths_in_single_precision_are_no_less_than_they_are_and_close(scale):
+    """Of random rows, and of those that float32 rounds off most, which a Hessian of nearly equal columns makes tiny."""
+    rng, C, d = np.random.default_rng(5), 4, 6
+    X = np.c_[rng.normal(size=(90, d)), np.ones(90)]
+    X[:, 1] = X[:, 0] + rng.normal(size=90) / scale
+    bag = bag_of(X, rng.integers(0, C, 90), C, np.full(d + 1, 1e-3))
+    hard = np.linalg.eigh(bag.base.inverse.numpy())[1][:, :5].T.reshape(5, d + 1, C - 1)
+    rows = torch.tensor(np.concatenate([rng.normal(size=(20, C - 1, d + 1)), hard.transpose(0, 2, 1)]))
+    flat = rows.transpose(1, 2).flatten(1).numpy().astype(np.longdouble)
+    literal = np.sqrt((flat @ bag.base.inverse.numpy().astype(np.longdouble) * flat).sum(1)).astype(float)
+    for dtype, close in ((torch.float32, 1e-3), (torch.float64, 1e-9)):
+        found = bag.base.length(rows, dtype).numpy()
+        assert (found >= literal * (1 - 1e-15)).all()
+        np.testing.assert_allclose(found[:20], literal[:20], rtol=close)
+
+
 @pytest.mark.parametrize("columns", [1, 8, 9, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dtype):

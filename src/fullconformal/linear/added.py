@@ -230,7 +230,7 @@ def _newton(
     pi, bold = found[2], torch.ones_like(columns, dtype=torch.bool)
     for _ in range(MOST):
         G = _gradient(bag, change, rows, pi)
-        mu = (G * bag.base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt()
+        mu = bag.base.length(G, dtype)
         bold[columns] &= mu < left[columns]
         better = (mu < left[columns]).nonzero().squeeze(1)
         at = columns[better]
@@ -253,7 +253,7 @@ def _newton(
             return norm + lost <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
-        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop)
+        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop, bag.reference.rough)
         dz = logits_of(bag, step, dtype)
         R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
         t = torch.where(R > 1, (torch.where(bold[columns], 4.0, torch.log1p(R)) / R).clamp(max=1.0), 1.0)
@@ -270,10 +270,18 @@ def _widest(dz: Tensor) -> Tensor:
     return relative.range_of(dz).amax(1) if bool((of_all > 1).any()) else of_all
 
 
-def conjugate(bag: LinearBag, change: Change, pi: Tensor, theta: Tensor | None, right: Tensor, stop: Stop) -> Tensor:
+def conjugate(
+    bag: LinearBag,
+    change: Change,
+    pi: Tensor,
+    theta: Tensor | None,
+    right: Tensor,
+    stop: Stop,
+    solves: torch.dtype = torch.float64,
+) -> Tensor:
     """H̄⁻¹ right (B, K, d) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (B, K, n).
 
-    Products are of their precision. ``stop(columns, solution, step, norm, lost)`` says of some columns whether what is left of the right
+    Products are of their precision, solves by the Hessian of the fit on Z of another. ``stop(columns, solution, step, norm, lost)`` says of some columns whether what is left of the right
     side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left is the step; rounding of products is not
     among it, and has a norm of at most what is lost.
     """
@@ -284,7 +292,7 @@ def conjugate(bag: LinearBag, change: Change, pi: Tensor, theta: Tensor | None, 
     if not len(columns):
         return out
     for _ in range(MOST):
-        s = bag.base.solve(r)
+        s = bag.base.solve(r, solves)
         now = (r * s).sum((1, 2))
         norm = now.clamp(min=0.0).sqrt()
         on = ~stop(columns, w, s, norm, lost) & (norm > lost)

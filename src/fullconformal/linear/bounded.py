@@ -40,7 +40,7 @@ def order_without_fits(bag: LinearBag, change: Change, q: float) -> Tensor:
     x, z = change.x[:, ::C], at_points(change.x, theta)
     E = inner(x, base.solve_points(x))[tuple(relative.pairs(bag.K, x.device)[0])].repeat_interleave(C, -1)
     G = change.x.T[:, None] * relative.residual(z, change.y).T[:, :, None] + turn(repulled(bag, change))
-    mu = (G * base.solve(G)).sum((1, 2)).clamp(min=0.0).sqrt() + base.error / base.kappa + granted(bag, change, theta)
+    mu = base.length(G) + base.error / base.kappa + granted(bag, change, theta)
     root, own = relative.spread(E).sqrt(), relative.margin(z, change.y)
     kappa = root.clamp(min=base.kappa)
     held = 1.0 if change.factors is None else change.factors.amin(0).clamp(max=1.0)

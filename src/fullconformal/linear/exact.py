@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, fit_added, fit_repenalised, fit_without, second_product_
+from fullconformal.linear.added import Added, fit_added, fit_repenalised, fit_without, second_product_, turn
 from fullconformal.linear.bag import (
     Change,
     Counted,
@@ -148,8 +148,7 @@ def _own_scores(bag: LinearBag, change: Change) -> tuple[Tensor, Tensor]:
 
 def _steps(bag: LinearBag, point: Tensor, dual: Tensor) -> Tensor:
     """H⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), by the Hessian of the fit on Z."""
-    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
-    return (right @ bag.base.inverse).T.reshape(*bag.base.theta.shape, -1)
+    return turn(bag.base.solve(dual[:, :, None] * bag.X[point][:, None], bag.reference.rough))
 
 
 def _count_last_points(bag: LinearBag, change: Change, order: Tensor) -> None:

@@ -221,9 +221,9 @@ def _smallest(
 ) -> tuple[Tensor, Tensor]:
     """P and E(P) (B,) whose sum, E as it is without a point, is about the least among zero and multiples of the mean change.
 
-    P is chosen by some of the points, 256 or more: the parts (..., n) of ``excess(P, every, *parts)`` that are theirs.
+    P is chosen by some of the points, 100 or more: the parts (..., n) of ``excess(P, every, *parts)`` that are theirs.
     """
-    P, every, rest = torch.zeros_like(like, dtype=torch.float32), max(1, at.pi.shape[1] // 256), at.typical
+    P, every, rest = torch.zeros_like(like, dtype=torch.float32), max(1, at.pi.shape[1] // 100), at.typical
     some = [part[..., ::every].contiguous() for part in parts]
     E = first = excess(P, every, *some)
     for times in MULTIPLES:
