@@ -330,6 +330,27 @@ def test_the_fit_without_candidates_decides_most_and_nothing_against_the_scores(
     assert not order_without_fits(bag, change, 0.5).any()
 
 
+@pytest.mark.parametrize("q", [0, 1])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_error_of_the_fit_on_Z_is_granted_to_candidates_that_are_as_sure_as_can_be(q, sign):
+    """An added point becomes more likely than at the minimiser, from which the fit on Z is off: candidates within that of points."""
+    rng, n = np.random.default_rng(0), 200
+    X = np.zeros((n, 2))
+    X[:150, 0], X[150:, 1] = 3 * rng.normal(size=150), 3 * rng.normal(size=50)
+    X[:6, 0] = [18, -19, 20, -21, 22, -23]
+    y = np.where(np.arange(n) < 6, X.sum(1) > 0, X.sum(1) + rng.logistic(size=n) > 0).astype(int)
+    bag, off = bag_of(X, y, 2, np.ones(2)), torch.tensor([[0.0], [1e-4 * sign]], dtype=torch.float64)
+    good = bag.base
+    error = 1.1 * good.kappa * float((off.T @ good.hessian @ off).sqrt())
+    near = (X[:6, 0] * float(good.theta[0, 0]))[:, None] + np.linspace(-4, 4, 41) * error
+    change = with_labels(bag, as_objects(torch.tensor(np.c_[0 * near.ravel(), near.ravel() / float(good.theta[1, 0])])))
+    exact = symmetric_scores(bag, change, q)
+    bag = bag_of(X, y, 2, np.ones(2))
+    bag.__dict__["base"] = replace(good, theta=good.theta + off, error=error)
+    order = order_without_fits(bag, change, q)
+    assert (order * (exact.alpha - exact.tau).T >= 0).all() and float((order != 0).double().mean()) > 0.4
+
+
 @pytest.mark.parametrize("columns", [1, 8, 9, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dtype):
