@@ -351,6 +351,23 @@ def test_the_error_of_the_fit_on_Z_is_granted_to_candidates_that_are_as_sure_as_
     assert (order * (exact.alpha - exact.tau).T >= 0).all() and float((order != 0).double().mean()) > 0.4
 
 
+@pytest.mark.parametrize("seed", [1, 16, 46])
+def test_sets_are_those_of_the_p_values_where_rounding_hides_scores_that_bounds_order(seed):
+    """Few points, one far out, and objects far out that the fit follows: scores have errors of which nothing is known."""
+    rng, C = np.random.default_rng(seed), 4
+    n, d = (int(rng.integers(*ends)) for ends in ((4, 9), (2, 6)))
+    X = np.c_[rng.normal(size=(n, d)), np.ones(n)]
+    X[0] *= np.exp(rng.uniform(2, 7))
+    bag, objects = bag_of(X, np.arange(n) % C, C, np.full(d + 1, 0.01)), torch.tensor(30 * rng.normal(size=(3, d + 1)))
+    p = p_values(*symmetric_counts(bag, objects, 1), n)
+    for level in (np.arange(n + 1) + 0.5) / (n + 1):
+
+        def enough(_, *counts, level=level):
+            return torch.eq(*(1 + count > level * (n + 1) for count in counts))
+
+        assert np.array_equal(p_values(*symmetric_counts(bag, objects, 1, enough=enough), n) > level, p > level)
+
+
 @pytest.mark.parametrize("columns", [1, 8, 9, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dtype):
