@@ -347,6 +347,44 @@ def test_lengths_in_single_precision_are_no_less_than_they_are_and_close(scale):
         np.testing.assert_allclose(found[:20], literal[:20], rtol=close)
 
 
+@pytest.mark.parametrize("q", [0, 1])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_error_of_the_fit_on_Z_is_granted_to_candidates_that_are_as_sure_as_can_be(q, sign):
+    """An added point becomes more likely than at the minimiser, from which the fit on Z is off: candidates within that of points."""
+    rng, n = np.random.default_rng(0), 200
+    X = np.zeros((n, 2))
+    X[:150, 0], X[150:, 1] = 3 * rng.normal(size=150), 3 * rng.normal(size=50)
+    X[:6, 0] = [18, -19, 20, -21, 22, -23]
+    y = np.where(np.arange(n) < 6, X.sum(1) > 0, X.sum(1) + rng.logistic(size=n) > 0).astype(int)
+    bag, off = bag_of(X, y, 2, np.ones(2)), torch.tensor([[0.0], [1e-4 * sign]], dtype=torch.float64)
+    good = bag.base
+    error = 1.1 * good.kappa * float((off.T @ good.hessian @ off).sqrt())
+    near = (X[:6, 0] * float(good.theta[0, 0]))[:, None] + np.linspace(-4, 4, 41) * error
+    change = with_labels(bag, as_objects(torch.tensor(np.c_[0 * near.ravel(), near.ravel() / float(good.theta[1, 0])])))
+    exact = symmetric_scores(bag, change, q)
+    bag = bag_of(X, y, 2, np.ones(2))
+    bag.__dict__["base"] = replace(good, theta=good.theta + off, error=error)
+    order = order_without_fits(bag, change, q)
+    assert (order * (exact.alpha - exact.tau).T >= 0).all() and float((order != 0).double().mean()) > 0.4
+
+
+@pytest.mark.parametrize("seed", [1, 16, 46])
+def test_sets_are_those_of_the_p_values_where_rounding_hides_scores_that_bounds_order(seed):
+    """Few points, one far out, and objects far out that the fit follows: scores have errors of which nothing is known."""
+    rng, C = np.random.default_rng(seed), 4
+    n, d = (int(rng.integers(*ends)) for ends in ((4, 9), (2, 6)))
+    X = np.c_[rng.normal(size=(n, d)), np.ones(n)]
+    X[0] *= np.exp(rng.uniform(2, 7))
+    bag, objects = bag_of(X, np.arange(n) % C, C, np.full(d + 1, 0.01)), torch.tensor(30 * rng.normal(size=(3, d + 1)))
+    p = p_values(*symmetric_counts(bag, objects, 1), n)
+    for level in (np.arange(n + 1) + 0.5) / (n + 1):
+
+        def enough(_, *counts, level=level):
+            return torch.eq(*(1 + count > level * (n + 1) for count in counts))
+
+        assert np.array_equal(p_values(*symmetric_counts(bag, objects, 1, enough=enough), n) > level, p > level)
+
+
 @pytest.mark.parametrize("columns", [1, 8, 9, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weighted_sums_and_quadratic_forms_are_those_of_every_point(columns, dtype):

@@ -1,5 +1,7 @@
 """Transformers in the bag: the oracle fits the whole Pipeline to n + 1 points for every candidate, as anyone would write it."""
 
+import os
+import threading
 import time
 import warnings
 
@@ -438,19 +440,70 @@ def test_nobody_waits_in_silence(capsys):
         assert progress is None
 
 
+def clocks():
+    """Threads that look at work."""
+    return sum(thread.name == "fullconformal-clock" for thread in threading.enumerate())
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A clock that looks twenty times a second, once that which looks at what other tests did has ended."""
+    while clocks():
+        time.sleep(0.05)
+    monkeypatch.setattr("fullconformal.runtime.tasks.CLOCK.tick", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_first_part_that_takes_long_is_told_of(capsys, monkeypatch):
     """No part is done, so no pace is known: after ten seconds that is said, and the time once it can be told."""
     monkeypatch.setattr("fullconformal.runtime.tasks.LONG", 0.05)
     with progress_bar("p-values", None):
         assert capsys.readouterr().err == ""
-    time.sleep(1.2)  # the clock looks once a second
+    time.sleep(0.3)
     assert capsys.readouterr().err == ""
     with progress_bar("p-values", None) as progress:
-        time.sleep(1.2)
+        time.sleep(0.3)
         assert capsys.readouterr().err == "p-values: more than 50 ms\n"
         progress.began -= 100
         progress(1, 4)
         assert capsys.readouterr().err == "p-values: about 6.7 minutes\n"
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_clock_stops_with_the_work_and_goes_on_with_other_work(capsys, monkeypatch):
+    """However it ends; one thread for all work at a time, and each is told of once."""
+    with pytest.raises(ZeroDivisionError), progress_bar("a", None), progress_bar("b", None):
+        assert clocks() == 1
+        raise ZeroDivisionError
+    time.sleep(0.5)
+    assert clocks() == 0
+    monkeypatch.setattr("fullconformal.runtime.tasks.LONG", 0.1)
+    with progress_bar("a", None):
+        with progress_bar("b", None):
+            time.sleep(0.5)
+            assert clocks() == 0  # all is said
+        with progress_bar("c", None):
+            assert clocks() == 1
+    time.sleep(0.5)
+    assert clocks() == 0
+    assert sorted(capsys.readouterr().err.splitlines()) == ["a: more than 100 ms", "b: more than 100 ms"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.usefixtures("quick")
+def test_a_forked_process_tells_of_its_own_work_only(capfd, monkeypatch):
+    monkeypatch.setattr("fullconformal.runtime.tasks.LONG", 0.1)
+    with progress_bar("its parent's", None) as progress:
+        progress.told = True
+        child = os.fork()
+        if not child:
+            progress.told = False
+            with progress_bar("its own", None):
+                time.sleep(0.5)
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert capfd.readouterr().err == "its own: more than 100 ms\n"
 
 
 def test_objects_that_share_a_fit_come_first_and_count_for_less():

@@ -281,9 +281,9 @@ def conjugate(
 ) -> Tensor:
     """H̄⁻¹ right (B, K, d) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (B, K, n).
 
-    Products are of their precision, solves by the Hessian of the fit on Z of another. ``stop(columns, solution, step, norm, lost)`` says of some columns whether what is left of the right
-    side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left is the step; rounding of products is not
-    among it, and has a norm of at most what is lost.
+    Products are of their precision, solves by the Hessian of the fit on Z of another. ``stop(columns, solution, step, norm, lost)`` says of
+    some columns whether what is left of the right side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left
+    is the step; rounding of products is not among it, and has a norm of at most what is lost.
     """
     own = None if theta is None else relative.probabilities(at_points(change.x, theta)).T
     unit = 4 * torch.finfo(pi.dtype).eps * len(bag.X) ** 0.5

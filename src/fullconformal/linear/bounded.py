@@ -32,7 +32,7 @@ def order_without_fits(bag: LinearBag, change: Change, q: float) -> Tensor:
     """Order (B, n) as `bounded_order` has it, of all candidates of objects, by the fit on Z alone: 0 for all points near the candidate.
 
     The minimiser of a bag is as close to it as the gradient there is small, which is that of the added point and of other penalties. Where
-    it moves logits by ranges ≤ R, the parts of the Hessian shrink by e^(−R) or their factors at the most, and A' is as much above A°.
+    it moves logits by ranges ≤ R, a Hessian shrinks by e^(−R) or the least factor, and A' is as much above A°.
     """
     at, base, theta, C = bag.reference, bag.base, bag.base.theta[:, :, None], bag.n_classes
     if 0 < q < 1:
@@ -45,9 +45,12 @@ def order_without_fits(bag: LinearBag, change: Change, q: float) -> Tensor:
     kappa = root.clamp(min=base.kappa)
     held = 1.0 if change.factors is None else change.factors.amin(0).clamp(max=1.0)
     R = fit_error(kappa * mu / held)
-    grown, reach, slack = torch.exp(R) / held, R / kappa, 2 * rounding(bag, change, theta) + FLOOR
-    # A point that is added becomes more likely, unless penalties change.
-    least, most = own - root * reach - slack, own + slack + (0.0 if change.factors is None else root * reach)
+    grown, reach, slack = torch.exp(R).clamp(min=1.0 / held), R / kappa, 2 * rounding(bag, change, theta) + FLOOR
+    # A point that is added becomes more likely than by the minimiser on Z, unless penalties change.
+    least, most = (
+        own - root * reach - slack,
+        own + slack + root * (base.error / base.kappa if change.factors is None else reach),
+    )
     off = torch.outer(reach, at.spread.sqrt())
     highest = at.margin + off
     if q == 1:

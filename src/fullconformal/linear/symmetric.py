@@ -109,11 +109,15 @@ def symmetric_counts(
     memory = memory_budget if X_test.is_cuda else min(memory_budget // torch.get_num_threads(), BLOCK)
 
     @torch.no_grad()
-    def scored(change: Change, theta: Tensor) -> Counted:
+    def scored(change: Change, theta: Tensor, *known: Tensor) -> Counted:
         # The bags' own Hessians tell the errors; those of ordinary scores come with the fits.
         fits = (refit if q == 0 else refine)(bag, change, theta)
         s = _scores(bag, change, fits, q)
-        return pvalues.count(s.alpha, s.tau, (s.alpha_error, s.tau_error), comparison(weight, change))
+        order = torch.as_tensor(pvalues.order(s.alpha, s.tau, s.alpha_error + s.tau_error))
+        # Bounds may know the order of scores whose errors nothing is known of, and sets have been told it.
+        for bounded in known:
+            order = torch.where(order == 0, bounded.T, order)
+        return pvalues.count(order, 0, 0, comparison(weight, change))
 
     # Whether p is above a level can be told from rougher fits than p. They cost a third of accurate ones, of two classes nearly as
     # much, and pay where they decide some of the candidates: not where tens of points lie within their rounding, nor, whatever is
@@ -134,9 +138,10 @@ def symmetric_counts(
             unsure = (order == 0).any(1)
             return unsure if enough is None else unsure & ~enough(labels, surely, surely + between)
 
-        columns, start = torch.arange(len(change.y), device=x.device), None
+        columns, start, known = torch.arange(len(change.y), device=x.device), None, None
         if enough is not None:
-            columns = columns[open_after(order_without_fits(bag, change, q), columns)]
+            known = order_without_fits(bag, change, q)
+            columns = columns[open_after(known, columns)]
         for accuracy in stages:
             if not len(columns):
                 break
@@ -150,7 +155,8 @@ def symmetric_counts(
             many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
             last = unsure if accuracy == stages[-1] else many
             for at in chunks(bag, last.nonzero().squeeze(1), memory):
-                counts = scored(change[columns[at]], fits.theta[:, :, at])
+                known = order_without_fits(bag, change, q) if known is None else known
+                counts = scored(change[columns[at]], fits.theta[:, :, at], order[at], known[columns[at]])
                 above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
             on = unsure & ~last
             columns, start = columns[on], fits[on]

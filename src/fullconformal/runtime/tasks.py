@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import Any
 
 import joblib
@@ -88,13 +89,16 @@ class Watch:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
 
-    def overdue(self) -> bool:
-        """Whether it has taken long, which is said where how long it will take is not known yet."""
-        late = time.monotonic() - self.began > LONG
+    @property
+    def late(self) -> bool:
+        """Whether it has taken long."""
+        return time.monotonic() - self.began > LONG
+
+    def overdue(self) -> None:
+        """Say that it takes long, where how long is not known yet."""
         with self.drawing:
-            if late and not self.told:
+            if not self.told:
                 self.draw(f"{self.label}: more than {duration(LONG)}")
-        return late
 
     def estimate(self, done: int, total: int) -> float:
         """How long all of it takes, by the pace since the first word; 0 where it is too early to tell."""
@@ -126,7 +130,7 @@ class Watch:
 
     def close(self) -> None:
         """Take the bar away."""
-        CLOCK.watches.discard(self)
+        CLOCK.forget(self)
         with self.drawing:
             self.told = True
             if self.bar is not None:
@@ -134,28 +138,53 @@ class Watch:
 
 
 class Clock:
-    """One thread that looks at all work going on, once a second: to start one for each fit takes longer than a small fit."""
+    """One thread that looks at all work going on, once a second: to start one for each fit takes longer than a small fit.
 
-    def __init__(self) -> None:
-        self.watches, self.thread = set[Watch](), Thread()
+    It ends with the work, as notebooks show what a thread says below the cell that started it.
+    """
+
+    def __init__(self, tick: float = 1.0) -> None:
+        self.tick = tick
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Nothing goes on, as in a process that was forked: it has the watches of the other one and its lock, maybe held, but no thread."""
+        self.watches, self.lock, self.running = set[Watch](), RLock(), False
 
     def mind(self, watch: Watch) -> None:
         """Have the watch say so when it is overdue."""
-        self.watches.add(watch)
-        # A process that was forked has the watches, but not the thread.
-        if not self.thread.is_alive():
-            self.thread = Thread(target=self.run, name="fullconformal-clock", daemon=True)
-            self.thread.start()
+        with self.lock:
+            self.watches.add(watch)
+            if not self.running:
+                self.running = True
+                try:
+                    Thread(target=self.run, name="fullconformal-clock", daemon=True).start()
+                except RuntimeError:  # no more threads, or the interpreter is about to end: nothing is said
+                    self.running = False
+
+    def forget(self, watch: Watch) -> None:
+        """Its work is done."""
+        with self.lock:
+            self.watches.discard(watch)
 
     def run(self) -> None:
+        """Until no work is left that has not been told of."""
         while True:
-            time.sleep(1.0)
-            for watch in list(self.watches):
-                if watch.overdue():
-                    self.watches.discard(watch)
+            time.sleep(self.tick)
+            with self.lock:
+                late = {watch for watch in self.watches if watch.late}
+                self.watches -= late
+                self.running = on = bool(self.watches)
+            for watch in late:
+                with suppress(OSError, ValueError):  # nobody listens any more
+                    watch.overdue()
+            if not on:
+                return
 
 
 CLOCK = Clock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=CLOCK.start_over)
 
 
 def duration(seconds: float) -> str:
