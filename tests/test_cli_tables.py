@@ -312,7 +312,8 @@ def test_predictors_that_are_none_and_tables_that_do_not_fit(people, tmp_path):
     new.drop(columns=["age", "town"]).to_csv(tmp_path / "few.csv", index=False)
     assert "lacks the columns 'age', 'town'" in refused("predict", people / "model", tmp_path / "few.csv")
     new.assign(age="old").to_csv(tmp_path / "odd.csv", index=False)
-    assert "'age' must hold numbers, but holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
+    odd = refused("predict", people / "model", tmp_path / "odd.csv")
+    assert f"'age' must hold numbers, but holds texts in {len(new)} rows, such as 'old'" in odd
     X = np.random.default_rng(0).normal(size=(50, 2))
     fullconformal.FullConformalClassifier().fit(X, X[:, 0] > 0).save(tmp_path / "no table")
     assert "was not made by `fullconformal fit`" in refused("predict", tmp_path / "no table", people / "new.csv")
@@ -427,6 +428,7 @@ def labelled(path, labels, **columns):
     (["true", "false", "unknown"], ["true", "false", "unknown"]),  # truth values are written one way
     (["1", "2", "x"], ["1", "2", None]),  # numbers to pandas, and text in training
     (["1", "-1"], ["1", "-1", None]),
+    (["home", "ward "], [" home", "ward", None]),
 ])  # fmt: skip
 def test_the_printed_coverage_is_that_of_the_sets(old, new, tmp_path):
     labelled(tmp_path / "old.csv", old * 20)
@@ -436,7 +438,9 @@ def test_the_printed_coverage_is_that_of_the_sets(old, new, tmp_path):
         ok("predict", tmp_path / "model", tmp_path / "new.csv", "-o", tmp_path / "sets.csv", "--json").stdout
     )
     sets = pd.read_csv(tmp_path / "sets.csv", dtype=str, keep_default_na=False)["set_0.9"]
-    inside = [label.lower() in row.lower().split("|") for label, row in zip(new * 10, sets, strict=True) if label]
+    inside = [
+        label.strip().lower() in row.lower().split("|") for label, row in zip(new * 10, sets, strict=True) if label
+    ]
     (level,) = found["levels"]
     assert level["labelled_rows"] == len(inside) and level["coverage"] == pytest.approx(np.mean(inside))
     assert np.mean(inside) > 0.5

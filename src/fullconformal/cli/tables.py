@@ -147,10 +147,12 @@ def read_table(
         raise TableError(f"{path} cannot be read as a table: it is not text.")
     if frame.empty:
         raise TableError(f"{path} has no rows.")
-    # pandas takes the first fields of longer rows for an index, which shifts the names.
-    if not is_parquet(path) and not frame.index.equals(pd.RangeIndex(len(frame))):
+    # pandas takes the first fields of longer rows for an index, which shifts the names; of workbooks it makes up names.
+    unnamed = sum(name.startswith("Unnamed: ") for name in frame.columns)
+    if not is_parquet(path) and (2 * unnamed > frame.shape[1] or not frame.index.equals(pd.RangeIndex(len(frame)))):
         raise TableError(
-            f"{path}: its rows have more fields than its first line has names; name every column, and do not end lines with a comma."
+            f"{path}: its rows have more fields than its first line has names; name every column, leave out lines above the names, and do "
+            "not end lines with a comma."
         )
     return frame
 
@@ -251,7 +253,7 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
         kind = "value" if quantity else "class"
         raise TableError(f"the target {target!r} has only one {kind}, {y.tolist()[0]!r}; there is nothing to predict.")
     for name in schema.categories:
-        if name not in asked.categorical and (words := stray_words(frame[name])):
+        if name not in asked.categorical and (words := stray_words(frame[name], asked.decimal)):
             printer.note(f"{name!r} is treated as a category because it holds, besides numbers, {remedy(words)}.")
     for name in schema.dates:
         printer.note(
@@ -281,11 +283,9 @@ def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
     target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing, asked.decimal)
     if target not in frame.columns:
         return False
-    if words := [] if is_number(frame[target]) else stray_words(frame[target]):
-        plain = pd.to_numeric(frame[target], errors="coerce").notna().any()
-        besides = "besides numbers, " if plain else "instead of numbers, "
+    if words := [] if is_number(frame[target]) else stray_words(frame[target], asked.decimal):
         raise TableError(
-            f"the target {target!r} holds, {besides}{remedy(words)} (--drop-missing leaves rows without it out); --task "
+            f"the target {target!r} holds texts, {remedy(words)} (--drop-missing leaves rows without it out); --task "
             "classification takes it for classes."
         )
     if not is_number(frame[target]):
@@ -305,12 +305,12 @@ def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
 
 
 def coded(asked: Asked, names: list[str], most: int = 1000) -> list[str]:
-    """The columns of numbers that have leading zeros in the first rows of a text file."""
-    path = asked.table
+    """The columns of numbers that have leading zeros in the first rows of a text file or workbook."""
+    path, raw = asked.table, {"nrows": most, "dtype": str, "keep_default_na": False}
     # A pipe can be read only once.
-    if is_parquet(path) or is_sheet(path) or not path.is_file() or not names:
+    if is_parquet(path) or not path.is_file() or not names:
         return []
-    first = pd.read_csv(path, sep=mark_of(path, asked.sep), nrows=most, dtype=str, keep_default_na=False)
+    first = pd.read_excel(path, **raw) if is_sheet(path) else pd.read_csv(path, sep=mark_of(path, asked.sep), **raw)
     first.columns = [str(name).strip() for name in first.columns]
     return [name for name in names if first[name].str.fullmatch(r"\s*0\d+\s*").any()]
 
