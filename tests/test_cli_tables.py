@@ -134,7 +134,7 @@ def test_inspect_says_what_it_is(people):
 
 
 def test_a_network_and_other_options(people, tmp_path):
-    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "mlp", "--model", "mlp", "--method", "influence",
+    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "mlp", "--model", "network", "--method", "influence",
        "--class-conditional", "--confidence", "0.8", "--drop", "town")  # fmt: skip
     found = json.loads(ok("inspect", tmp_path / "mlp", "--json").stdout)
     assert found["class_conditional"] and found["confidence_level"] == 0.8 and found["table"]["left_out"] == ["town"]
@@ -387,7 +387,7 @@ def interrupted(folder, *words):
 
 def test_an_interrupt_leaves_nothing_behind(large):
     code, errors, left = interrupted(
-        large, "fit", large / "old.csv", "--target", "y", "-o", large / "half", "--model", "mlp"
+        large, "fit", large / "old.csv", "--target", "y", "-o", large / "half", "--model", "network"
     )
     assert code == 130 and "nothing was written" in errors and "Traceback" not in errors and left == set()
 
