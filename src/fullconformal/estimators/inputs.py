@@ -219,8 +219,11 @@ def warn_frozen(estimator: Any, prefit: bool) -> None:
         warnings.warn(f"{told}. {remedy}, where all of X calibrates.", ConformalWarning, stacklevel=6)
 
 
-def is_left_to(estimator: Any, X: Any) -> bool:
-    """Whether a model looks after the columns of X itself: it holds a Pipeline, or knows pandas' categories, of which X has some."""
+def is_left_to(clf: Any, estimator: Any, X: Any) -> bool:
+    """Whether a model looks after the columns of X itself: it holds a Pipeline, or knows their names or pandas' categories."""
+    # One that was trained on a table, and is only calibrated.
+    if getattr(clf, "prefit", False) and hasattr(clf, "calibration_size") and hasattr(estimator, "feature_names_in_"):
+        return hasattr(X, "iloc")
     # Bagging makes an array of X before its Pipelines see it.
     if not isinstance(estimator, BaseEstimator) or hasattr(estimator, "bootstrap"):
         return False
