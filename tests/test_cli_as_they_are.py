@@ -80,6 +80,14 @@ def test_columns_as_they_are(name, tmp_path):
     assert (message in notes and told in notes) if message else notes == ""
 
 
+def test_words_that_differ_in_capitals_alone_get_a_note(tmp_path):
+    frame = table(town=cycle(["Ulm", "ULM", "Köln", "Köln "])).assign(y=cycle(["yes", "no", "Yes "]))
+    frame.to_csv(tmp_path / "it.csv", index=False)
+    notes = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stderr
+    for name, words in {"town": "'Köln', 'Köln ', 'ULM', 'Ulm'", "y": "'Yes', 'yes'"}.items():
+        assert f"{name!r} holds words that differ in capitals or spaces alone, told apart: {words}." in notes
+
+
 def test_columns_that_are_said_to_be_categories_are(tmp_path):
     columns = {"code": cycle(["007", "7", "12"]), "day": cycle(["2024-03-01", "2024-03-02"]), "no": range(N)}
     table(**columns).to_csv(tmp_path / "it.csv", index=False)

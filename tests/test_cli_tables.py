@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import fullconformal
-from fullconformal.cli import main
+from fullconformal.cli import main, tables
 from fullconformal.cli.schema import Schema
 from fullconformal.estimators.saving import load_with_notes
 
@@ -65,6 +65,14 @@ def test_fit_prints_what_it_found_and_what_it_did(people, tmp_path):
         and found["categories"] == ["education", "town", "owns home"]
     )
     assert run("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q").output == ""
+
+
+def test_a_training_table_is_read_once(people, tmp_path, monkeypatch):
+    """A workbook takes seconds, and a pipe can be read no second time: --task auto looks at the target of the same rows."""
+    read, paths = tables.read_table, []
+    monkeypatch.setattr(tables, "read_table", lambda path, *options: paths.append(path) or read(path, *options))
+    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q")
+    assert paths == [people / "old.csv"]
 
 
 def test_a_process_of_its_own_fits_and_predicts(people, tmp_path):
@@ -455,6 +463,14 @@ def test_labels_unseen_in_training_get_a_note_and_no_set_holds_them(tmp_path):
         "labels unseen in training in 10 rows ('7', 'lost')" in result.stderr
         and "0.0% (0.0% to 27.8%)" in result.stdout
     )
+
+
+def test_a_column_that_is_kept_is_not_taken_for_one_that_is_written(tmp_path):
+    labelled(tmp_path / "old.csv", ["a", "b"] * 20, prediction=["sun", "rain"] * 20)
+    ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", "-q")
+    ok("predict", tmp_path / "model", tmp_path / "old.csv", "--keep", "prediction", "-o", tmp_path / "sets.csv", "-q")
+    found = pd.read_csv(tmp_path / "sets.csv")
+    assert set(found["prediction_kept"]) == {"sun", "rain"} and set(found["prediction"]) <= {"a", "b"}
 
 
 def test_columns_that_are_kept_are_copied_as_they_are(tmp_path):

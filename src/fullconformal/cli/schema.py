@@ -257,6 +257,14 @@ def stray_words(column: pd.Series, decimal: str = ".") -> list[str]:
     return [*sorted(words.unique()), *sorted(odd[marked].unique())] if quantity else []
 
 
+def variants(column: pd.Series) -> list[str]:
+    """The words of a column that differ from another one in capitals or the spaces around them alone."""
+    words = as_words(pd.Series(column.unique())).dropna()
+    return sorted(
+        words[words.str.strip().str.casefold().duplicated(keep=False)], key=lambda word: (word.casefold(), word)
+    )
+
+
 def remedy(words: Sequence[str]) -> str:
     """Some of the words in a column of numbers, and what to do about them."""
     few = listed(words, most=3)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fullconformal.cli.schema import (
     remedy,
     stray_words,
     stripped,
+    variants,
 )
 from fullconformal.runtime.files import check_writable, finished_or_nothing
 
@@ -241,12 +243,16 @@ class Asked:
     drop_missing: bool
     seed: int
 
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows of the table, read once: a pipe can be read no second time."""
+        return read_table(self.table, self.categorical, self.sep, self.missing, self.decimal)
+
 
 def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tuple[Schema, pd.DataFrame, Any]:
     """Schema, objects, and labels or numbers of a training table, with notes on how its columns were read."""
     target = asked.target
-    frame = read_table(asked.table, asked.categorical, asked.sep, asked.missing, asked.decimal)
-    frame = with_target(frame, target, "--target", asked.drop_missing, printer)
+    frame = with_target(asked.frame, target, "--target", asked.drop_missing, printer)
     schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing, asked.decimal, asked.sep)
     y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
@@ -255,6 +261,9 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
     for name in schema.categories:
         if name not in asked.categorical and (words := stray_words(frame[name], asked.decimal)):
             printer.note(f"{name!r} is treated as a category because it holds, besides numbers, {remedy(words)}.")
+    for name in schema.categories + [target] * (not quantity):
+        if alike := variants(frame[name]):
+            printer.note(f"{name!r} holds words that differ in capitals or spaces alone, told apart: {listed(alike)}.")
     for name in schema.dates:
         printer.note(
             f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
@@ -277,12 +286,9 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
 
 def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
     """Whether the target of a table is to be predicted as a quantity; says why if that was not asked for."""
-    # A pipe can be read only once.
-    if task != "auto" or not asked.table.is_file():
+    target, frame = asked.target, asked.frame
+    if task != "auto" or target not in frame.columns:
         return task == "regression"
-    target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing, asked.decimal)
-    if target not in frame.columns:
-        return False
     if words := [] if is_number(frame[target]) else stray_words(frame[target], asked.decimal):
         raise TableError(
             f"the target {target!r} holds texts, {remedy(words)} (--drop-missing leaves rows without it out); --task "
