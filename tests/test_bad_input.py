@@ -87,6 +87,7 @@ class Explodes(nn.Module):
         ({"estimator": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d in training mode"),
         ({"estimator": Explodes(5)}, r"logits of shape \(batch, 3\)"),
         ({"estimator": nn.Linear(7, 3)}, "estimator does not take X of shape"),
+        ({"estimator": nn.Embedding(9, 3)}, r"in float\d+ \(x.long\(\) has whole numbers\): .* Long"),
         ({"estimator": LogisticRegression(class_weight="balanced"), "method": "symmetric"}, "class_weight='balanced'"),
         ({"estimator": LogisticRegression(l1_ratio=1.0, solver="saga"), "method": "symmetric"}, "L1 penalty"),
         ({"estimator": LogisticRegression(solver="liblinear"), "method": "symmetric"}, "penalises the intercept"),

@@ -80,6 +80,14 @@ def test_columns_as_they_are(name, tmp_path):
     assert (message in notes and told in notes) if message else notes == ""
 
 
+def test_words_that_differ_in_capitals_alone_get_a_note(tmp_path):
+    frame = table(town=cycle(["Ulm", "ULM", "Köln", "Köln "])).assign(y=cycle(["yes", "no", "Yes "]))
+    frame.to_csv(tmp_path / "it.csv", index=False)
+    notes = ok("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model").stderr
+    for name, words in {"town": "'Köln', 'Köln ', 'ULM', 'Ulm'", "y": "'Yes', 'yes'"}.items():
+        assert f"{name!r} holds words that differ in capitals or spaces alone, told apart: {words}." in notes
+
+
 def test_columns_that_are_said_to_be_categories_are(tmp_path):
     columns = {"code": cycle(["007", "7", "12"]), "day": cycle(["2024-03-01", "2024-03-02"]), "no": range(N)}
     table(**columns).to_csv(tmp_path / "it.csv", index=False)
@@ -136,6 +144,17 @@ def test_decimal_commas_and_spaces_around_names(tmp_path):
     assert "more than one column named 'size'" in refused("fit", tmp_path / "twice.csv", *named, "-o", tmp_path / "m")
 
 
+def test_a_text_among_decimal_commas_is_the_one_that_is_named(tmp_path):
+    """It makes texts of all numbers of its column, which are as they should be."""
+    size = [f"{k},5" for k in range(N)]
+    words = ("--target", "y", "-o", tmp_path / "model", "--sep", ";", "--decimal", ",")
+    table(size=["<1,5", *size[1:]]).to_csv(tmp_path / "it.csv", index=False, sep=";", decimal=",")
+    assert "numbers except for '<1,5': write plain numbers there if" in refused("fit", tmp_path / "it.csv", *words)
+    ok("fit", tmp_path / "it.csv", *words, "--missing", "<1,5")
+    table(size=[*size[1:], "k.A."]).to_csv(tmp_path / "new.csv", index=False, sep=";", decimal=",")
+    assert f"texts in {N} rows, such as 'k.A.'; write" in refused("predict", tmp_path / "model", tmp_path / "new.csv")
+
+
 def test_separators_that_are_none(tmp_path):
     table().to_csv(tmp_path / "it.csv", index=False)
     words = ("fit", tmp_path / "it.csv", "--target", "y", "-o", tmp_path / "model", "--sep")
@@ -149,8 +168,11 @@ def test_separators_that_are_none(tmp_path):
 def test_workbooks_are_read_where_openpyxl_is(tmp_path, monkeypatch):
     pytest.importorskip("openpyxl")
     table(code=cycle(["007", "12"])).to_excel(tmp_path / "it.xlsx", index=False)
-    ok("fit", tmp_path / "it.xlsx", "--target", "y", "-o", tmp_path / "model")
+    fit = ("--target", "y", "-o", tmp_path / "model")
+    assert "'code' holds codes, numbers with leading zeros" in ok("fit", tmp_path / "it.xlsx", *fit).stderr
     ok("predict", tmp_path / "model", tmp_path / "it.xlsx", "-q")
+    table(code=1).to_excel(tmp_path / "titled.xlsx", index=False, startrow=2)
+    assert "leave out lines above the names" in refused("fit", tmp_path / "titled.xlsx", *fit)
 
 
 def test_workbooks_say_what_they_need(tmp_path, monkeypatch):
@@ -229,7 +251,7 @@ def test_dates_are_days_in_every_format(kind, name, tmp_path):
 def test_a_target_of_numbers_and_words_is_refused(words, tmp_path):
     table(rent=[*words * 3, *np.round(np.linspace(300, 900, N - 3), 1)]).to_csv(tmp_path / "it.csv", index=False)
     line = refused("fit", tmp_path / "it.csv", "--target", "rent", "-o", tmp_path / "model")
-    assert f"the target 'rent' holds, besides numbers, {words[0]!r}: " in line
+    assert f"the target 'rent' holds texts, {words[0]!r}: " in line
 
 
 @pytest.mark.parametrize("name", ["it.csv", "it.parquet", "it.xlsx"])

@@ -121,7 +121,7 @@ def test_whole_numbers_that_could_be_either_are_noted(folder, tmp_path):
 
 def test_a_network_and_bad_options(folder, tmp_path):
     table, out = folder / "flats.csv", tmp_path / "net.safetensors"
-    result = run("fit", table, "--target", "rent", "-o", out, "--model", "mlp", "--quiet")
+    result = run("fit", table, "--target", "rent", "-o", out, "--model", "network", "--quiet")
     assert result.exit_code == 0 and fullconformal.load(out).predict_interval(
         pd.read_csv(folder / "new.csv")[["area", "floor", "town"]]
     ).shape == (100, 2)

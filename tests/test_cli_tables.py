@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import fullconformal
-from fullconformal.cli import main
+from fullconformal.cli import main, tables
 from fullconformal.cli.schema import Schema
 from fullconformal.estimators.saving import load_with_notes
 
@@ -65,6 +65,14 @@ def test_fit_prints_what_it_found_and_what_it_did(people, tmp_path):
         and found["categories"] == ["education", "town", "owns home"]
     )
     assert run("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q").output == ""
+
+
+def test_a_training_table_is_read_once(people, tmp_path, monkeypatch):
+    """A workbook takes seconds, and a pipe can be read no second time: --task auto looks at the target of the same rows."""
+    read, paths = tables.read_table, []
+    monkeypatch.setattr(tables, "read_table", lambda path, *options: paths.append(path) or read(path, *options))
+    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q")
+    assert paths == [people / "old.csv"]
 
 
 def test_a_process_of_its_own_fits_and_predicts(people, tmp_path):
@@ -134,7 +142,7 @@ def test_inspect_says_what_it_is(people):
 
 
 def test_a_network_and_other_options(people, tmp_path):
-    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "mlp", "--model", "mlp", "--method", "influence",
+    ok("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "mlp", "--model", "network", "--method", "influence",
        "--class-conditional", "--confidence", "0.8", "--drop", "town")  # fmt: skip
     found = json.loads(ok("inspect", tmp_path / "mlp", "--json").stdout)
     assert found["class_conditional"] and found["confidence_level"] == 0.8 and found["table"]["left_out"] == ["town"]
@@ -312,7 +320,8 @@ def test_predictors_that_are_none_and_tables_that_do_not_fit(people, tmp_path):
     new.drop(columns=["age", "town"]).to_csv(tmp_path / "few.csv", index=False)
     assert "lacks the columns 'age', 'town'" in refused("predict", people / "model", tmp_path / "few.csv")
     new.assign(age="old").to_csv(tmp_path / "odd.csv", index=False)
-    assert "'age' must hold numbers, but holds 'old'" in refused("predict", people / "model", tmp_path / "odd.csv")
+    odd = refused("predict", people / "model", tmp_path / "odd.csv")
+    assert f"'age' must hold numbers, but holds texts in {len(new)} rows, such as 'old'" in odd
     X = np.random.default_rng(0).normal(size=(50, 2))
     fullconformal.FullConformalClassifier().fit(X, X[:, 0] > 0).save(tmp_path / "no table")
     assert "was not made by `fullconformal fit`" in refused("predict", tmp_path / "no table", people / "new.csv")
@@ -386,7 +395,7 @@ def interrupted(folder, *words):
 
 def test_an_interrupt_leaves_nothing_behind(large):
     code, errors, left = interrupted(
-        large, "fit", large / "old.csv", "--target", "y", "-o", large / "half", "--model", "mlp"
+        large, "fit", large / "old.csv", "--target", "y", "-o", large / "half", "--model", "network"
     )
     assert code == 130 and "nothing was written" in errors and "Traceback" not in errors and left == set()
 
@@ -427,6 +436,7 @@ def labelled(path, labels, **columns):
     (["true", "false", "unknown"], ["true", "false", "unknown"]),  # truth values are written one way
     (["1", "2", "x"], ["1", "2", None]),  # numbers to pandas, and text in training
     (["1", "-1"], ["1", "-1", None]),
+    (["home", "ward "], [" home", "ward", None]),
 ])  # fmt: skip
 def test_the_printed_coverage_is_that_of_the_sets(old, new, tmp_path):
     labelled(tmp_path / "old.csv", old * 20)
@@ -436,7 +446,9 @@ def test_the_printed_coverage_is_that_of_the_sets(old, new, tmp_path):
         ok("predict", tmp_path / "model", tmp_path / "new.csv", "-o", tmp_path / "sets.csv", "--json").stdout
     )
     sets = pd.read_csv(tmp_path / "sets.csv", dtype=str, keep_default_na=False)["set_0.9"]
-    inside = [label.lower() in row.lower().split("|") for label, row in zip(new * 10, sets, strict=True) if label]
+    inside = [
+        label.strip().lower() in row.lower().split("|") for label, row in zip(new * 10, sets, strict=True) if label
+    ]
     (level,) = found["levels"]
     assert level["labelled_rows"] == len(inside) and level["coverage"] == pytest.approx(np.mean(inside))
     assert np.mean(inside) > 0.5
@@ -451,6 +463,14 @@ def test_labels_unseen_in_training_get_a_note_and_no_set_holds_them(tmp_path):
         "labels unseen in training in 10 rows ('7', 'lost')" in result.stderr
         and "0.0% (0.0% to 27.8%)" in result.stdout
     )
+
+
+def test_a_column_that_is_kept_is_not_taken_for_one_that_is_written(tmp_path):
+    labelled(tmp_path / "old.csv", ["a", "b"] * 20, prediction=["sun", "rain"] * 20)
+    ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", "-q")
+    ok("predict", tmp_path / "model", tmp_path / "old.csv", "--keep", "prediction", "-o", tmp_path / "sets.csv", "-q")
+    found = pd.read_csv(tmp_path / "sets.csv")
+    assert set(found["prediction_kept"]) == {"sun", "rain"} and set(found["prediction"]) <= {"a", "b"}
 
 
 def test_columns_that_are_kept_are_copied_as_they_are(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -205,6 +206,18 @@ def test_solved_points_in_float32_err_by_less_than_what_is_granted(name, size, f
     true = points.b - exact.tau[:, None] - written_rows(exact) @ top.solved.rows.T
     granted = near.of_point + near.of_score[:, None] + near.sigma * near.of_product[:, None]
     assert float(((excess - true).abs() / granted).max()) <= 1
+
+
+def test_no_warning_of_torch_reaches_users():
+    """As of functions in beta; it gives them once in a process, unless asked to."""
+    bag, X = without_floor("mlp", 1, m=300, close=10)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert same(bag, X, allowed=1)
+    finally:
+        torch.set_warn_always(False)
 
 
 @pytest.mark.parametrize("name", ["mlp", "frozen", "odd"])

@@ -1,5 +1,7 @@
 """Split and aggregated conformal prediction against their definitions."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,16 @@ from oracles import label_score
 from sklearn.datasets import load_iris, make_classification
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
-from fullconformal import AggregatedConformalClassifier, CrossConformalClassifier, SplitConformalClassifier
+from fullconformal import (
+    AggregatedConformalClassifier,
+    CrossConformalClassifier,
+    SplitConformalClassifier,
+    SplitConformalRegressor,
+)
 from fullconformal.conformity import LAMBDAS, SCORES, threshold
 from fullconformal.conformity import RAPS as Regularised
 from fullconformal.models import mlp
@@ -171,6 +178,22 @@ def test_raps_is_tuned_on_points_that_do_not_calibrate(data):
     assert 1 <= clf.k_reg_ <= 4 and clf.lambda_reg_ in LAMBDAS
     given = SplitConformalClassifier(model, prefit=True, conformity_score="raps", random_state=0, **RAPS).fit(X, y)
     assert (given.k_reg_, given.lambda_reg_, len(given._held_out.parts[0].ordered[0])) == (1, 0.1, 400)
+
+
+def test_a_trained_model_is_given_the_columns_that_it_knows_by_name():
+    """As an array they would make scikit-learn warn at every call, and pass in any order."""
+    X, y = load_iris(return_X_y=True, as_frame=True)
+    model = RandomForestClassifier(5, random_state=0).fit(X[::2], y[::2])
+    clf = SplitConformalClassifier(model, prefit=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        p = clf.fit(X[1::2], y[1::2]).predict_p(X)
+        line = Ridge().fit(X[::2], y[::2])
+        SplitConformalRegressor(line, prefit=True).fit(X[1::2], y[1::2].astype(float)).predict_interval(X)
+    bare = RandomForestClassifier(5, random_state=0).fit(X[::2].to_numpy(), y[::2])
+    np.testing.assert_array_equal(p, clf.set_params(estimator=bare).fit(X[1::2], y[1::2]).predict_p(X))
+    with pytest.raises(ValueError, match="feature names should match"):
+        clf.set_params(estimator=model).fit(X[X.columns[::-1]], y)
 
 
 def test_prefit_takes_the_model_as_it_is(data):

@@ -50,6 +50,7 @@ def test_dates_and_words_of_columns_that_are_not_used_are_ignored():
     ({"text": [f"t{k}" for k in range(240)]}, r"'text' holds 240 different texts .* --drop text"),
     ({"my text": [f"t{k}" for k in range(240)]}, "--drop 'my text'"),
     ({"when": pd.date_range("2020-01-01", periods=240).strftime("%d %b %Y")}, "'when' holds dates.* --drop when"),
+    ({"stay": pd.to_timedelta(np.arange(240), unit="h")}, "'stay' holds durations; write them as numbers.* --drop stay$"),
 ])  # fmt: skip
 def test_columns_that_are_neither_are_refused_by_name(change, message):
     frame = table(240).assign(**change)
@@ -134,7 +135,7 @@ def test_objects_take_columns_in_any_order_and_more_but_not_fewer():
     pd.testing.assert_frame_equal(found.objects(frame), found.objects(shuffled))
     with pytest.raises(TableError, match="lacks the columns 'size', 'ok'"):
         found.objects(frame.drop(columns=["size", "ok"]))
-    with pytest.raises(TableError, match="'size' must hold numbers, but holds 'tall' in 1 rows"):
+    with pytest.raises(TableError, match="'size' must hold numbers, but holds texts in 1 rows, such as 'tall'"):
         found.objects(frame.astype({"size": object}).assign(size=["tall", *frame["size"][1:]]))
     with pytest.raises(
         TableError, match=r"the column 'size' holds -1e\+200, which is too large to compute with; look for"

@@ -1,8 +1,11 @@
 """Models around Pipelines, functions of the target, and what `diagnose` says of methods without curvature."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -12,13 +15,16 @@ from sklearn.ensemble import (
     VotingClassifier,
     VotingRegressor,
 )
+from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.tree import DecisionTreeClassifier
 
 from fullconformal import (
+    ConformalWarning,
     CVPlusRegressor,
     FullConformalClassifier,
     FullConformalRegressor,
@@ -121,3 +127,34 @@ def test_what_has_no_curvature_still_has_its_guarantee_diagnosed():
         assert "folds" in str(found) and "approximate" in str(found) and found.n_points == 90 and found.warnings == []
     report = str(FullConformalRegressor(Ridge()).fit(X[["a"]], y).audit(X[["a"]], n_pairs=3, max_refits=30))
     assert "pairs (object, value)" in report and "values that change sides" in report and "drawn points alone" in report
+
+
+FROZEN = {
+    "classes": lambda tree: (FullConformalClassifier, FrozenEstimator(tree)),
+    "behind a scaler": lambda tree: (FullConformalClassifier, make_pipeline(StandardScaler(), FrozenEstimator(tree))),
+    "calibrated": lambda tree: (SplitConformalClassifier, CalibratedClassifierCV(FrozenEstimator(tree), cv=2)),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_models_that_are_frozen_are_warned_of(name):
+    """A tree that knows these labels by heart, frozen, looks as if it had foreseen them: its sets hold far too few of new ones."""
+    X, _, labels = table()
+    kind, model = FROZEN[name](DecisionTreeClassifier(random_state=0).fit(X[["a"]], labels))
+    with pytest.warns(ConformalWarning, match="FrozenEstimator, which fit does not train"):
+        kind(model, random_state=0).fit(X[["a"]], labels)
+
+
+def test_frozen_regressors_are_warned_of_and_what_is_said_to_be_trained_is_not():
+    X, y, labels = table()
+    a = X[["a"]].to_numpy()
+    frozen = TransformedTargetRegressor(FrozenEstimator(Ridge().fit(a, np.log(y))), func=np.log, inverse_func=np.exp)
+    for kind in (FullConformalRegressor, SplitConformalRegressor, CVPlusRegressor):
+        with pytest.warns(ConformalWarning, match="FrozenEstimator"):
+            kind(frozen).fit(a, y)
+    trained = FrozenEstimator(LogisticRegression().fit(a, labels))
+    scaled = make_pipeline(FrozenEstimator(StandardScaler().fit(a)), LogisticRegression())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SplitConformalClassifier(trained, prefit=True).fit(a, labels)
+        FullConformalClassifier(scaled).fit(a, labels)

@@ -21,14 +21,7 @@ def existing(_: click.Context, __: click.Parameter, path: Path) -> Path:
 predictor_argument = click.argument("predictor", type=PATH, callback=existing)
 LEVEL = click.FloatRange(0, 1, min_open=True, max_open=True)
 # Models that need no code of the user's, by name.
-MODELS = {
-    "lr": "a logistic regression",
-    "forest": "a random forest",
-    "boosting": "boosted trees",
-    "network": "a network with one hidden layer",
-}
-# What a model was called before.
-ALIASES = {"mlp": "network"}
+MODELS = ("lr", "forest", "boosting", "network")
 
 drop_option = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out; can be repeated.")
 categorical_option = click.option(

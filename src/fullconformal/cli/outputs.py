@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fullconformal.cli.printing import Printer
 from fullconformal.cli.saved import is_regressor, read_new, warnings_of
-from fullconformal.cli.schema import Schema, as_words, listed
+from fullconformal.cli.schema import Schema, as_words, listed, stripped
 from fullconformal.cli.tables import read_table, with_target
 from fullconformal.metrics.estimates import wilson
 from fullconformal.sets import as_labels, prediction_sets
@@ -69,11 +69,11 @@ def true_labels(
     """Which rows (m,) have a label, and whether (m, C) it is that of the column; with a note on labels of no column."""
     if target not in frame.columns:
         return np.zeros(len(frame), dtype=bool), np.zeros((len(frame), len(classes)), dtype=bool)
-    numeric = classes.dtype.kind in "biuf"
-    values = (pd.to_numeric(frame[target], errors="coerce") if numeric else as_words(frame[target])).to_numpy()
-    labelled = frame[target].notna().to_numpy()
+    numeric, given = classes.dtype.kind in "biuf", stripped(frame[target])
+    values = (pd.to_numeric(given, errors="coerce") if numeric else as_words(given)).to_numpy()
+    labelled = given.notna().to_numpy()
     truth = values[:, None] == (classes if numeric else classes.astype(object))
-    unseen = frame[target][labelled & ~truth.any(axis=1)]
+    unseen = given[labelled & ~truth.any(axis=1)]
     if len(unseen):
         few = listed([str(value) for value in unseen.unique()[:3]])
         printer.note(f"{target!r} holds labels unseen in training in {len(unseen):,} rows ({few}); no set holds them.")

@@ -64,6 +64,7 @@ def predict(
             columns, facts = outputs.predicted(clf, X, levels, frame, schema.target, never_empty, lists, printer)
     # As objects, numbers are written with all their digits.
     kept = frame[list(keep)] if lists else frame[list(keep)].astype(object)
+    kept = kept.rename(columns={name: f"{name}_kept" for name in columns})
     tables.write_table(kept.assign(**columns), out, printer)
     told = {"guarantee": clf.guarantee_.word, "warnings": saved.warnings_of(notes)}
     printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})

@@ -111,9 +111,8 @@ def predicted(
 
 def truth(frame: pd.DataFrame, target: str) -> FloatArray:
     """The target (m,) where the table has it, NaN elsewhere."""
-    if target not in frame.columns:
-        return np.full(len(frame), np.nan)
-    return np.asarray(pd.to_numeric(frame[target], errors="coerce"), dtype=np.float64)
+    column = frame.get(target, pd.Series(np.nan, index=frame.index))
+    return np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
 
 
 def measure(ends: FloatArray, levels: list[float], y: FloatArray) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ MAX_CODES = 10
 MAX_WORDS = 10_000
 # What people write around the digits of a number.
 MARKS = r"[$€£¥%,\s]"
+COMMA = r"\s*[+-]?\d+,\d+\s*"
 DATES = "dates; write them as 2024-03-01, or as numbers"
 # 2024-03-01, 2024/3/1, 1.3.2024, 3/1/24, 2024-03, 1 Mar 2024, March 1, 2024; with or without a time.
 DATE = (
@@ -91,7 +92,7 @@ class Schema:
                 dates.append(str(name))
             elif kind := unusable(column):
                 refused[str(name)] = kind
-                if words := stray_words(column):
+                if words := stray_words(column, decimal):
                     refused[str(name)] += f", numbers except for {remedy(words)}"
             else:
                 categories.append(str(name))
@@ -213,11 +214,8 @@ def has_plain_dates(column: pd.Series) -> bool:
 
 def as_days(column: pd.Series, name: str) -> pd.Series:
     """Dates as days since 1970, missing ones as NaN."""
-    if not types.is_datetime64_any_dtype(column):
-        column = as_words(column)
-    days = pd.to_datetime(
-        column, errors="coerce", utc=True, format=None if types.is_datetime64_any_dtype(column) else "ISO8601"
-    )
+    given = column if types.is_datetime64_any_dtype(column) else as_words(column)
+    days = pd.to_datetime(given, errors="coerce", utc=True, format="ISO8601")
     odd = days.isna() & column.notna()
     if odd.any():
         raise TableError(
@@ -229,8 +227,8 @@ def as_days(column: pd.Series, name: str) -> pd.Series:
 
 def unusable(column: pd.Series) -> str:
     """What a column holds that is neither numbers nor categories; empty if it can be used."""
-    if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
-        return DATES
+    if types.is_timedelta64_dtype(column):
+        return "durations; write them as numbers"
     words = as_words(column)
     given = words.dropna()
     # However often they repeat: as categories, later dates would all be unseen ones.
@@ -239,24 +237,32 @@ def unusable(column: pd.Series) -> str:
     distinct = words.nunique()
     if distinct <= max(MAX_CATEGORIES, len(column) / 2):
         return ""
-    if words.dropna().str.fullmatch(r"\s*[+-]?\d+,\d+\s*").all():
+    if given.str.fullmatch(COMMA).all():
         return "numbers with decimal commas (use points instead)"
     return f"{distinct:,} different texts in {len(column):,} rows"
 
 
-def stray_words(column: pd.Series) -> list[str]:
+def stray_words(column: pd.Series, decimal: str = ".") -> list[str]:
     """What a column holds that is otherwise a quantity, such as "<5", "unknown" or "$1,234"; empty for other columns.
 
     A quantity has more than a few different numbers, marks of money, percent and thousands left aside, and words in one cell of twenty
     at most, or no more than three of them: placeholders.
     """
     given = as_words(column).dropna()
-    odd = given[pd.to_numeric(given, errors="coerce").isna()]
+    odd = given[pd.to_numeric(given.str.replace(decimal, ".", regex=False), errors="coerce").isna()]
     marked = pd.to_numeric(odd.str.replace(MARKS, "", regex=True), errors="coerce").notna()
     words = odd[~marked]
     numbers = given.nunique() - words.nunique()
     quantity = numbers > MAX_CODES and (len(words) <= len(given) / 20 or words.nunique() <= 3)
     return [*sorted(words.unique()), *sorted(odd[marked].unique())] if quantity else []
+
+
+def variants(column: pd.Series) -> list[str]:
+    """The words of a column that differ from another one in capitals or the spaces around them alone."""
+    words = as_words(pd.Series(column.unique())).dropna()
+    return sorted(
+        words[words.str.strip().str.casefold().duplicated(keep=False)], key=lambda word: (word.casefold(), word)
+    )
 
 
 def remedy(words: Sequence[str]) -> str:
@@ -265,7 +271,7 @@ def remedy(words: Sequence[str]) -> str:
     absent = [word for word in words if not any(letter.isdigit() for letter in word)]
     options = " ".join(f"--missing {shlex.quote(word)}" for word in absent[:3])
     told = f"{options} reads {'it' if len(absent) == 1 else 'them'} as missing" if options else ""
-    commas = [word for word in words if re.fullmatch(r"[+-]?\d+,\d+", word)]
+    commas = [word for word in words if re.fullmatch(COMMA, word)]
     # Three digits behind each comma are as well thousands.
     if len(commas) + len(absent) == len(words) and any(len(word) - word.index(",") != 4 for word in commas):
         plain = "--decimal , reads decimal commas"
@@ -298,8 +304,10 @@ def as_numbers(column: pd.Series, name: str) -> pd.Series:
     numbers = pd.to_numeric(column, errors="coerce").astype("float64")
     odd = numbers.isna() & column.notna()
     if odd.any():
+        # One text among numbers with decimal commas makes all of them texts.
+        worst = min(as_words(column[odd]), key=lambda word: bool(re.fullmatch(COMMA, word)))
         raise TableError(
-            f"the column {name!r} must hold numbers, but holds {str(column[odd].iloc[0])[:40]!r} in {int(odd.sum()):,} rows; write "
+            f"the column {name!r} must hold numbers, but holds texts in {int(odd.sum()):,} rows, such as {worst[:40]!r}; write "
             "plain numbers there, such as 1234.5 (--decimal , reads 1234,5; --missing TEXT reads a text as missing)."
         )
     if np.isinf(numbers).any():

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fullconformal.cli.schema import (
     remedy,
     stray_words,
     stripped,
+    variants,
 )
 from fullconformal.runtime.files import check_writable, finished_or_nothing
 
@@ -147,10 +149,12 @@ def read_table(
         raise TableError(f"{path} cannot be read as a table: it is not text.")
     if frame.empty:
         raise TableError(f"{path} has no rows.")
-    # pandas takes the first fields of longer rows for an index, which shifts the names.
-    if not is_parquet(path) and not frame.index.equals(pd.RangeIndex(len(frame))):
+    # pandas takes the first fields of longer rows for an index, which shifts the names; of workbooks it makes up names.
+    unnamed = sum(name.startswith("Unnamed: ") for name in frame.columns)
+    if not is_parquet(path) and (2 * unnamed > frame.shape[1] or not frame.index.equals(pd.RangeIndex(len(frame)))):
         raise TableError(
-            f"{path}: its rows have more fields than its first line has names; name every column, and do not end lines with a comma."
+            f"{path}: its rows have more fields than its first line has names; name every column, leave out lines above the names, and do "
+            "not end lines with a comma."
         )
     return frame
 
@@ -239,20 +243,27 @@ class Asked:
     drop_missing: bool
     seed: int
 
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows of the table, read once: a pipe can be read no second time."""
+        return read_table(self.table, self.categorical, self.sep, self.missing, self.decimal)
+
 
 def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tuple[Schema, pd.DataFrame, Any]:
     """Schema, objects, and labels or numbers of a training table, with notes on how its columns were read."""
     target = asked.target
-    frame = read_table(asked.table, asked.categorical, asked.sep, asked.missing, asked.decimal)
-    frame = with_target(frame, target, "--target", asked.drop_missing, printer)
+    frame = with_target(asked.frame, target, "--target", asked.drop_missing, printer)
     schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing, asked.decimal, asked.sep)
     y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
         kind = "value" if quantity else "class"
         raise TableError(f"the target {target!r} has only one {kind}, {y.tolist()[0]!r}; there is nothing to predict.")
     for name in schema.categories:
-        if name not in asked.categorical and (words := stray_words(frame[name])):
+        if name not in asked.categorical and (words := stray_words(frame[name], asked.decimal)):
             printer.note(f"{name!r} is treated as a category because it holds, besides numbers, {remedy(words)}.")
+    for name in schema.categories + [target] * (not quantity):
+        if alike := variants(frame[name]):
+            printer.note(f"{name!r} holds words that differ in capitals or spaces alone, told apart: {listed(alike)}.")
     for name in schema.dates:
         printer.note(
             f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
@@ -275,17 +286,12 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
 
 def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
     """Whether the target of a table is to be predicted as a quantity; says why if that was not asked for."""
-    # A pipe can be read only once.
-    if task != "auto" or not asked.table.is_file():
+    target, frame = asked.target, asked.frame
+    if task != "auto" or target not in frame.columns:
         return task == "regression"
-    target, frame = asked.target, read_table(asked.table, (), asked.sep, asked.missing, asked.decimal)
-    if target not in frame.columns:
-        return False
-    if words := [] if is_number(frame[target]) else stray_words(frame[target]):
-        plain = pd.to_numeric(frame[target], errors="coerce").notna().any()
-        besides = "besides numbers, " if plain else "instead of numbers, "
+    if words := [] if is_number(frame[target]) else stray_words(frame[target], asked.decimal):
         raise TableError(
-            f"the target {target!r} holds, {besides}{remedy(words)} (--drop-missing leaves rows without it out); --task "
+            f"the target {target!r} holds texts, {remedy(words)} (--drop-missing leaves rows without it out); --task "
             "classification takes it for classes."
         )
     if not is_number(frame[target]):
@@ -305,12 +311,12 @@ def is_quantity_wanted(asked: Asked, task: str, printer: Printer) -> bool:
 
 
 def coded(asked: Asked, names: list[str], most: int = 1000) -> list[str]:
-    """The columns of numbers that have leading zeros in the first rows of a text file."""
-    path = asked.table
+    """The columns of numbers that have leading zeros in the first rows of a text file or workbook."""
+    path, raw = asked.table, {"nrows": most, "dtype": str, "keep_default_na": False}
     # A pipe can be read only once.
-    if is_parquet(path) or is_sheet(path) or not path.is_file() or not names:
+    if is_parquet(path) or not path.is_file() or not names:
         return []
-    first = pd.read_csv(path, sep=mark_of(path, asked.sep), nrows=most, dtype=str, keep_default_na=False)
+    first = pd.read_excel(path, **raw) if is_sheet(path) else pd.read_csv(path, sep=mark_of(path, asked.sep), **raw)
     first.columns = [str(name).strip() for name in first.columns]
     return [name for name in names if first[name].str.fullmatch(r"\s*0\d+\s*").any()]
 

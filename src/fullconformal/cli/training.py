@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from fullconformal.cli import options
-from fullconformal.cli.options import ALIASES, LEVEL, MODELS, PATH
+from fullconformal.cli.options import LEVEL, MODELS, PATH
 
 
 @click.command()
@@ -38,7 +38,7 @@ def fit(
     from fullconformal.cli.printing import Printer
 
     tables.check_output(out, table)
-    model = checked_model(model)
+    check_model(model)
     printer = Printer(quiet, as_json)
     asked = tables.Asked(table, target, drop, categorical, sep, decimal, missing, drop_missing, seed)
     if tables.is_quantity_wanted(asked, task, printer):
@@ -123,7 +123,7 @@ def compare(
     from fullconformal.cli import tables
     from fullconformal.cli.printing import Printer, visible
 
-    model = checked_model(model)
+    check_model(model)
     if out is not None:
         tables.check_output(out, table)
         tables.check_format(out, *tables.TABLES)
@@ -213,12 +213,10 @@ def split(X: Any, y: Any, test_size: float, seed: int, target: str) -> Any:
     return parts
 
 
-def checked_model(model: str) -> str:
-    """What the option --model names; raise if it names no model."""
-    model = ALIASES.get(model, model)
+def check_model(model: str) -> None:
+    """Raise if the option --model names no model."""
     if model not in MODELS and model.count(":") != 1:
         raise ValueError(f"--model {model!r} is unknown; give {', '.join(MODELS)}, or package.module:function.")
-    return model
 
 
 def make_classifier(model: str, n_features: int, n_classes: int, seed: int) -> Any:

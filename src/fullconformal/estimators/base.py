@@ -207,7 +207,7 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         # CSR, because we index rows.
         X = X.tocsr() if issparse(X) else X
         transformers, final = self._split()
-        if transformers is None and not inputs.is_left_to(final, X):
+        if transformers is None and not inputs.is_left_to(self, final, X):
             inputs.check_columns(X)
             X = inputs.dense(X, getattr(self, "memory_budget", 4.0)) if issparse(X) else X
             module = isinstance(final, nn.Module) or is_skorch(final)

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, bfloat16
 
-from fullconformal.models.requirements import REMEDY, place, unwrap
+from fullconformal.methods.base import ConformalWarning
+from fullconformal.models.requirements import REMEDY, place, split_pipeline, unwrap
 from fullconformal.storage import LIMITS
 
 
@@ -207,8 +209,21 @@ def takes_missing(estimator: Any) -> bool:
     return isinstance(estimator, BaseEstimator) and bool(get_tags(estimator).input_tags.allow_nan)
 
 
-def is_left_to(estimator: Any, X: Any) -> bool:
-    """Whether a model looks after the columns of X itself: it holds a Pipeline, or knows pandas' categories, of which X has some."""
+def warn_frozen(estimator: Any, prefit: bool) -> None:
+    """Warn where the model to be trained is frozen, or a part of it: on these data, perhaps, whose scores would be too good."""
+    final = split_pipeline(estimator)[1]
+    held = [final, *final.get_params().values()] if isinstance(final, BaseEstimator) and not prefit else []
+    if any(isinstance(part, FrozenEstimator) for part in held):
+        told = "estimator holds a FrozenEstimator, which fit does not train: the guarantee asks that it was trained on other data than X"
+        remedy = "Take it out of FrozenEstimator to train it here; trained on other data, it goes into SplitConformal… with prefit=True"
+        warnings.warn(f"{told}. {remedy}, where all of X calibrates.", ConformalWarning, stacklevel=6)
+
+
+def is_left_to(clf: Any, estimator: Any, X: Any) -> bool:
+    """Whether a model looks after the columns of X itself: it holds a Pipeline, or knows their names or pandas' categories."""
+    # One that was trained on a table, and is only calibrated.
+    if getattr(clf, "prefit", False) and hasattr(clf, "calibration_size") and hasattr(estimator, "feature_names_in_"):
+        return hasattr(X, "iloc")
     # Bagging makes an array of X before its Pipelines see it.
     if not isinstance(estimator, BaseEstimator) or hasattr(estimator, "bootstrap"):
         return False

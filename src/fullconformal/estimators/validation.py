@@ -17,7 +17,7 @@ from fullconformal import sets
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
 from fullconformal.estimators.categories import as_groups, check_categories
-from fullconformal.estimators.inputs import index_labels, labels
+from fullconformal.estimators.inputs import index_labels, labels, warn_frozen
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
 from fullconformal.methods.base import Method
@@ -71,6 +71,7 @@ def check_level(level: Any) -> None:
 def check_shared(clf: Any) -> None:
     """Raise if a parameter that several classifiers share is invalid."""
     sets.check_levels(clf.confidence_level)
+    warn_frozen(clf.estimator, getattr(clf, "prefit", False))
     check_categories(getattr(clf, "categories", None))
     for name in ("randomized", "class_conditional", "prefit", "allow_empty", "minmax"):
         check_flag(name, getattr(clf, name, True))
@@ -228,8 +229,7 @@ def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None, weig
     if classes is not None:
         raise ValueError(f"classes was given beside {given}, whose classes are the network's outputs; leave it out.")
     if groups is not None or weights is not None or clf.categories is not None:
-        named = "groups, sample_weight or categories"
-        raise ValueError(f"{named} were given beside {given}, and go with arrays; leave them out.")
+        raise ValueError(f"groups, sample_weight or categories go with arrays, not with {given}; leave them out.")
     if not clf.prefit or transformers is not None or clf.head is not None or not isinstance(final, nn.Module):
         raise ValueError(f"{given} needs a trained torch.nn.Module as estimator, with prefit=True and without head=.")
     if clf.curvature not in ("last_layer", "last_layer_kron"):

@@ -174,8 +174,8 @@ class Top(Source):
         if not self.shares:
             return low, high
         some, m = high > low, len(self.X)
-        first = low.new_full((m,), len(self.bag)).index_reduce_(0, found.x[some], low[some], "amin")[found.x]
-        last = high.new_zeros(m).index_reduce_(0, found.x[some], high[some], "amax")[found.x]
+        first = low.new_full((m,), len(self.bag)).scatter_reduce_(0, found.x[some], low[some], "amin")[found.x]
+        last = high.new_zeros(m).scatter_reduce_(0, found.x[some], high[some], "amax")[found.x]
         alike = some & (2 * (high - low) >= last - first)
         return torch.where(alike, first, low), torch.where(alike, last, high)
 

@@ -163,7 +163,7 @@ class LinearBag:
             return NoMinimiser(
                 "the logistic regression has no minimiser that can be found: without an l2 penalty there is none where features "
                 "separate the classes of a bag (the points with one added or left out), no single one where they depend on each "
-                "other linearly. Set l2 > 0, or drop such features."
+                "other linearly. Set l2 > 0 (for scikit-learn's LogisticRegression a finite C), or drop such features."
             )
         if self.free_intercept and len(self.y.unique()) < self.n_classes:
             return NoMinimiser("the logistic regression has no minimiser: a class is missing. Give each class a point.")

@@ -199,7 +199,8 @@ def check_outputs(module: nn.Module, X: Tensor, n_classes: int | None) -> None:
         with torch.no_grad():
             out, single = module(X[:2]), module(X[:1])
     except RuntimeError as error:
-        raise ValueError(f"estimator does not take X of shape {tuple(X.shape)}: {error}") from error
+        given = f"X of shape {tuple(X.shape)} in {name_of(X.dtype)} (x.long() has whole numbers)"
+        raise ValueError(f"estimator does not take {given}: {error}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != (1 if n_classes is None else n_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         if n_classes is None:

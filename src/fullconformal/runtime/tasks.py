@@ -78,6 +78,10 @@ class Watch:
         else:
             self.draw(label, stderr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A fitted predictor keeps what it was fitted with: a copy of that, or a pickle, tells nobody."""
+        return type(None), ()
+
     def __call__(self, done: int, total: int) -> None:
         """So much is done, of so much."""
         if not self.told and 0 < done < total:

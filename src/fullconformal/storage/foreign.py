@@ -73,8 +73,8 @@ def pack_estimator(estimator: Any, packer: Packer) -> dict[str, Any]:
     if cls.__name__ not in HOMES or home(cls.__name__) is not cls:
         raise StorageError(
             f"{cls.__module__}.{cls.__qualname__} cannot be saved: these files hold numbers and no programs, of the classes that "
-            "docs/howto/save.rst lists. Apply it to the data outside the predictor, or keep a pickle, which only those should load who "
-            "trust it."
+            "docs/howto/save.rst lists. Apply a transformer to the data outside the predictor, or keep a pickle, which only those should "
+            "load who trust it."
         )
     params = estimator.get_params(deep=False)
     fitted = {name: value for name, value in vars(estimator).items() if name not in params and name not in DROPPED}
