@@ -95,8 +95,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         and returns a word or number for each object, of which it looks at each by itself. The model still sees every column. An object
         of a category without training points has p-values of 1. (Points that belong together are another matter: `fit`'s ``groups``.)
     prune : {"auto", True, False}, default="auto"
-        Skip products whose outcome is certain; p-values are the same. True does so wherever the curvature is positive
-        definite, "auto" too, except for small problems, where the plain loop is faster; False forms all of them.
+        Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
+        definite; False forms all of them.
     folds, repeats : int, default=10 and 1
         Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
         repeats score a point by its mean probabilities, which makes sets steadier.

@@ -32,9 +32,6 @@ from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
 from fullconformal.storage import budget, expect, printable, require, savable
 
-# Multiplications up to which the literal loop takes half the time of the counter: it makes fewer calls.
-LITTLE = {"cpu": 2**25, "cuda": 2**38}
-
 
 @savable
 class FittedInfluence(FittedProblem):
@@ -238,13 +235,9 @@ def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit |
 
 @stage("counts")
 def influence_counts(prepared: Prepared, X: Tensor, query: Query) -> Counts:
-    """Counts for the candidates of every x in X (m, ...): by the counter; little work, and what it does not have, by the literal loop."""
+    """Counts for the candidates of every x in X (m, ...): by the counter, or by the literal loop what it does not have."""
     problem = prepared.problem
-    # In float32 the two may differ by a tie, and an object has the same p-values in any batch; a GPU's products depend on it anyway.
-    little = problem.n * len(X) * problem.n_classes * problem.p <= LITTLE.get(X.device.type, LITTLE["cpu"])
-    little = little and (X.dtype == torch.float64 or X.is_cuda)
-    asked = query.prune is True or (query.prune == "auto" and not little)
-    if query.approximation == "direct" and prepared.factor.positive_definite and asked:
+    if query.approximation == "direct" and prepared.factor.positive_definite and query.prune:
         points = None if query.points is None else torch.as_tensor(query.points, device=X.device)
         return direct_counts(prepared, X, query.q, points, query.class_conditional, query.progress)
     given = query.weight(problem.y.cpu().numpy(), problem.n_classes)
