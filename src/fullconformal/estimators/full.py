@@ -14,10 +14,10 @@ from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics, Figures
-from fullconformal.estimators import promises, validation
+from fullconformal.estimators import validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
-from fullconformal.estimators.engine import FullConformal
+from fullconformal.estimators.engine import FullConformal, notes_of, warn_of
 from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
@@ -252,7 +252,7 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
         fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
         clear = self._is_diagnosed or (fixed and not needs_labels(self.transformer_))
-        promises.warn(fitted, "" if clear else self._caveat, stacklevel=5)
+        warn_of(fitted, "" if clear else self._caveat, stacklevel=5)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=5)
         return self
 
@@ -260,12 +260,6 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
     def _is_diagnosed(self) -> bool:
         """Whether figures of the fit say how far its approximation is to be trusted; a guarantee that gives a reason needs none."""
         return not self._fitted.guarantee.is_exact and not self._fitted.guarantee.reason
-
-    @property
-    def _caveat(self) -> str:
-        """What the guarantee of an exact method lacks, in words; empty where nothing."""
-        fixed = None if isinstance(self._fitted, FittedInBag) else self.transformer_
-        return "" if self.prefit else promises.caveat(self.head, fixed)
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -422,7 +416,7 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
 
     def notes(self) -> list[str]:
         found = self.diagnose() if self._is_diagnosed else None
-        return promises.notes(self._fitted, self._caveat, found if isinstance(found, Diagnostics) else None)
+        return notes_of(self._fitted, self._caveat, found if isinstance(found, Diagnostics) else None)
 
     @property
     def guarantee_(self) -> Guarantee:

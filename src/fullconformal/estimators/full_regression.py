@@ -16,7 +16,7 @@ from torch import nn
 
 from fullconformal.curvature import CURVATURES
 from fullconformal.diagnostics import Figures
-from fullconformal.estimators import promises, validation
+from fullconformal.estimators import validation
 from fullconformal.estimators.base import whole_or_nothing
 from fullconformal.estimators.categories import Categories
 from fullconformal.estimators.engine import FullConformal
@@ -382,9 +382,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        in_bag = isinstance(self._fitted, FittedRegressionInBag) or self.prefit
-        lacking = promises.caveat(None, None if in_bag else self.transformer_)
-        promise = self._fitted.guarantee
+        promise, lacking = self._fitted.guarantee, self._caveat
         return APPROXIMATE.because(lacking) if promise.is_exact and lacking else promise
 
     def notes(self) -> list[str]:
