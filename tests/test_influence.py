@@ -10,10 +10,8 @@ from oracles import Oracle, algorithm_2, newton_digits, newton_scores
 from torch import nn
 
 from fullconformal import pvalues
+from fullconformal.influence.approximations import direct, indirect, newton, removal
 from fullconformal.influence.counter import direct_counts
-from fullconformal.influence.direct import direct
-from fullconformal.influence.indirect import indirect
-from fullconformal.influence.newton import newton, removal
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_excess, count_scores
 from fullconformal.losses import SOFTMAX
