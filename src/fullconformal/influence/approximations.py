@@ -27,22 +27,15 @@ def direct(prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
     """
     problem, factor = prepared.problem, prepared.factor
     logits, J = problem.jacobian(X)
-    ghat = candidate_gradients(problem.loss, J, logits)
-    tau = problem.loss.candidates(logits)
-    # With one output the labels' gradients are multiples of one another: one row an object, met once.
-    one = len(ghat) == 1 and ghat[0].left.shape[2] == 1
-    times = ghat[0].left if one else logits.new_ones(1)
-    # Not the rows of J, which lie along directions of no curvature as well: their differences would cancel.
-    written = flat([Rows(torch.ones_like(times[:, :1]), ghat[0].right)]) if one else flat(ghat)
-    own, rows = factor.influence(written.flatten(0, 1))
+    ghat = flat(candidate_gradients(problem.loss, J, logits)).flatten(0, 1)
+    s_hat, rows = factor.influence(ghat)
     rows = factor.back(rows) if prepared.half is None and factor.positive_definite else rows
-    rows, s_hat = rows.view_as(written), times.squeeze(-1) ** 2 * own.view(len(X), -1)
-    tau = tau - (1 - q) * s_hat
+    tau = problem.loss.candidates(logits) - (1 - q) * s_hat.view(len(X), -1)
     b = prepared.loss + q * prepared.self_influence
 
     def alpha(block: slice) -> Tensor:
         points = flat(prepared.rows(block)) if prepared.half is None else prepared.half[block]
-        return torch.addcmul(b[block], times, (rows.flatten(0, 1) @ points.T).view(len(X), -1, len(points)), value=-1)
+        return b[block] - (rows @ points.T).view(len(X), -1, len(points))
 
     return tau, alpha
 
