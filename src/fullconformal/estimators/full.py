@@ -364,9 +364,12 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             Prints as a table.
         """
         inputs = self._prepare_inputs(X)
-        validation.check_audit(
-            self.scheme, self._sizes().size > 1 or self._recalibration is not None, n_pairs, max_refits
-        )
+        validation.check_audit(n_pairs, max_refits)
+        if self.scheme == "studentized" or self._sizes().size > 1 or self._recalibration is not None:
+            raise ValueError(
+                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no categories, no "
+                "recalibration."
+            )
         with progress_bar("refits", self.verbose) as progress:
             asked = n_pairs, max_refits, self.confidence_level, check_random_state(random_state), progress
             return audit_fitted(self._fitted, inputs, self._query(X), *asked)

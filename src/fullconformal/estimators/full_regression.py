@@ -210,7 +210,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         model = self._split()[1]
         if isinstance(model, nn.Module):
             check_module(model, frozen_allowed=self.prefit)
-        elif model is not None:
+        else:
             validation.check_regressor(model)
         if self.prefit and not is_network(model):
             raise ValueError("prefit=True needs a trained network; other models are fitted here, which costs little.")
@@ -360,8 +360,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         Audit
             Prints as a table.
         """
-        validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        validation.check_audit(n_pairs, max_refits)
         X, model, n = self._prepare_inputs(X), self._split()[1], self._fitted.n
         if self._categories is not None or self._fitted.weighs_candidates:
             raise ValueError(

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from fullconformal.estimators.base import Conformal, whole_or_nothing
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
 from fullconformal.estimators.categories import Categories
 from fullconformal.estimators.validation import check_sample_weight
+from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.runtime.tasks import Work
@@ -228,6 +229,8 @@ class HeldOutRegressor(ConformalRegressor):
     """Base of the regressors that hold `CalibratedBands`; they give the constructor, the checks, and how models are calibrated."""
 
     _calibrated: CalibratedBands
+    #: what is promised of the intervals
+    _promise: ClassVar[Guarantee]
 
     @abstractmethod
     def check_params(self) -> None:
@@ -265,6 +268,11 @@ class HeldOutRegressor(ConformalRegressor):
         self._calibrated = found if kept is None else replace(found, category=kept.points[scored])
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        check_is_fitted(self)
+        return self._promise
 
     def predict(self, X: Any) -> FloatArray:
         """The models' prediction (m,), on average; it carries no guarantee."""
