@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.problem.chain import Trace, activate, convolution_rows, plain_convolutions, read_model, with_one
+from fullconformal.problem.chain import Trace, activate, read_model, with_one
 from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.runtime.replicas import replica
@@ -77,7 +77,6 @@ class Problem:
         names = {id(q): name for name, q in named.items()}
         in_tail = {id(q) for layer in self.tail for q in layer.parameters}
         self.prefix_names = [name for name, q in named.items() if q.requires_grad and id(q) not in in_tail]
-        self.convolutions = plain_convolutions(self.prefix, self.prefix_names) if self.tail else []
         self.tail_names = [[names[id(q)] for q in layer.parameters] for layer in self.tail if layer.trainable]
         self.params = {name: q.detach() for name, q in named.items() if q.requires_grad}
 
@@ -267,8 +266,6 @@ class Problem:
 
     def prefix_rows(self, X: Tensor, weights: Tensor) -> Tensor:
         """Σ_c weights[·, r, c] ∂f_c/∂(prefix parameters), (k, R, width), written out, from weights (k, R, C)."""
-        if self.convolutions:
-            return convolution_rows(self.prefix, self.convolutions, self.tail, X, weights)
         model, chosen = replica(self.model), {n: self.params[n] for n in self.prefix_names}
         rest = {n: q for n, q in self.params.items() if n not in chosen}
 
