@@ -27,8 +27,8 @@ from fullconformal.runtime.replicas import replica
 from fullconformal.storage import expect, require, savable
 from fullconformal.storage.modules import check_activations
 
-# Points that go through the model together, at least; of chains of dense layers as many as make so many numbers of a layer.
-CHUNK, NUMBERS = {"cpu": 1024, "cuda": 4096}, {"cpu": 2**19, "cuda": 2**22}
+# Points that go through the model together.
+CHUNK = {"cpu": 1024, "cuda": 4096}
 
 
 class Block(NamedTuple):
@@ -89,10 +89,7 @@ class Problem:
                 o, i = layer.linear.weight.shape
                 start = self.blocks[-1].stop if self.blocks else 0
                 self.blocks.append(Block(k, start, o, i + (layer.linear.bias is not None)))
-        kind = "cuda" if X.is_cuda else "cpu"
-        self.chunk = chunk or CHUNK[kind]
-        if chunk is None and math.isfinite(self.size):
-            self.chunk = max(self.chunk, NUMBERS[kind] // max(max(layer.linear.weight.shape) for layer in self.tail))
+        self.chunk = chunk or CHUNK["cuda" if X.is_cuda else "cpu"]
         by_name = penalty if isinstance(penalty, Mapping) else dict.fromkeys(self.params, float(penalty))
         self.penalty = self.pack({n: torch.full_like(q, by_name.get(n, 0.0)) for n, q in self.params.items()})
 
