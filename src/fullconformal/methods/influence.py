@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.curvature import CURVATURES, Curvature, Factor
-from fullconformal.curvature.base import SMALL
 from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
@@ -196,9 +195,6 @@ class Influence(Method):
             x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
             check_outputs(module, x, bag.n_classes)
         elif (self.model is None or is_logistic(self.model)) and bag.X.ndim == 2 and not config.prefit:
-            if bag.n_classes * (bag.X.shape[1] + 1) <= SMALL:
-                # Which takes longer to look at than to fit; the choice itself is checked in any case.
-                return
             x = torch.zeros(1, bag.X.shape[1], dtype=config.dtype or torch.float64)
             module = zero_linear(bag.X.shape[1], bag.n_classes).to(x)
         else:
