@@ -197,16 +197,16 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         return levels
 
     @staticmethod
-    def _numbers(X: Any, y: Any, name: str = "y") -> FloatArray:
+    def _numbers(X: Any, y: Any) -> FloatArray:
         """Numbers (m,) or (m, k), finite, for the objects X."""
         numbers = np.asarray(y, dtype=np.float64)
         if numbers.ndim not in (1, 2) or len(numbers) != _num_samples(X):
             raise ValueError(
-                f"{name} must have shape ({_num_samples(X)},), a number for each object, or ({_num_samples(X)}, k); "
+                f"y must have shape ({_num_samples(X)},), a number for each object, or ({_num_samples(X)}, k); "
                 f"got {numbers.shape}."
             )
         if np.isnan(numbers).any():
-            raise ValueError(f"{name} holds NaN; give numbers.")
+            raise ValueError("y holds NaN; give numbers.")
         return numbers
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
