@@ -24,13 +24,14 @@ from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, Unsuitable, by_category, refined
+from fullconformal.methods.fitting import fit_steps
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import check_wait, select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import shape_of
-from fullconformal.models.requirements import fit_transformer, split_pipeline
-from fullconformal.models.transformers import needs_labels, seeded
+from fullconformal.models.requirements import split_pipeline
+from fullconformal.models.transformers import needs_labels
 from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import LIMITS, require, savable
@@ -234,10 +235,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             config.work.say(f"method {method.name}: {reason or selection.reason}")
         if method.takes_pipeline:
             method, transformers = replace(method, model=self.estimator), None
-        # Open random states are closed, so that transformers can be fitted to other bags in the same way.
-        unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
-        learns = y if unfitted is None or self.transformers == "fixed" or needs_labels(unfitted) else None
-        self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
+        learns = y if transformers is None or self.transformers == "fixed" or needs_labels(transformers) else None
+        self.transformer_, inputs = fit_steps(transformers, bag.X, learns, config)
         if asked == "auto":
             check_wait(method, config, inputs, bag.n_classes)
         with progress_bar("training", self.verbose) as progress:

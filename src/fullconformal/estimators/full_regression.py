@@ -28,13 +28,12 @@ from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
 from fullconformal.methods.base import ConformalWarning, Values
-from fullconformal.methods.fitting import L2_LINEAR
+from fullconformal.methods.fitting import L2_LINEAR, fit_steps
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
 from fullconformal.models.objects import shape_of
-from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline
-from fullconformal.models.transformers import seeded
+from fullconformal.models.requirements import check_module, split_pipeline
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
 
@@ -184,9 +183,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         if method.takes_pipeline:
             model, transformers = self.estimator if whole else without_target(self.estimator), None
             method = replace(method, model=model)
-        # Open random states are closed, so that transformers can be fitted to other bags in the same way.
-        unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
-        self.transformer_, inputs = fit_transformer(unfitted, X, y if whole else None, self.prefit)
+        self.transformer_, inputs = fit_steps(transformers, X, y if whole else None, config)
         bag = Values(X, self._target.forward(y), groups, weights)
         with progress_bar("training", self.verbose) as progress:
             seen = inputs if method.takes_pipeline else np.asarray(inputs)
