@@ -334,7 +334,7 @@ class FoldRefits:
         """Scores of some training points (k,) and of the candidate of object X (1, ...) where all models have seen all they may."""
         assert self.candidate_folds is not None
         # The folder keeps what was fitted without candidates.
-        config = replace(self.config, work=replace(self.config.work, checkpoint=None), progress=None)
+        config = replace(self.config, work=replace(self.config.work, checkpoint=None))
         n, candidate = len(self.bag.y), self.candidate_folds(X)[:, 0]
         bag = self.bag.with_candidate(X, label)
         out = np.empty((len(self.fold), n + 1, bag.n_classes))
