@@ -19,9 +19,9 @@ from torch import nn
 from fullconformal import FullConformalClassifier, load, pvalues
 from fullconformal.curvature import EKFAC
 from fullconformal.curvature.base import Halves
+from fullconformal.influence.approximations import direct
 from fullconformal.influence.candidates import Candidates, every_candidate, root_pays, written_rows
 from fullconformal.influence.counter import _Counter, direct_counts
-from fullconformal.influence.direct import direct
 from fullconformal.influence.near import Met, Near
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import all_scores, count_scores

@@ -7,10 +7,8 @@ from cases import CURVATURES, MODELS, ResNet, draw, resnet18
 from torch import nn
 
 from fullconformal import FullConformalClassifier, FullConformalRegressor, load
+from fullconformal.influence.approximations import direct, indirect, newton
 from fullconformal.influence.counter import direct_counts
-from fullconformal.influence.direct import direct
-from fullconformal.influence.indirect import indirect
-from fullconformal.influence.newton import newton
 from fullconformal.influence.prepared import prepare
 from fullconformal.influence.scores import count_scores
 from fullconformal.models import Autoencoder, cnn, mlp

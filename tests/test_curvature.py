@@ -11,7 +11,7 @@ from torch import nn
 
 from fullconformal.curvature import GGN, Hessian
 from fullconformal.curvature.base import CurvatureError, smallest_eigenvalue
-from fullconformal.curvature.dense import DenseFactor, factorise, inverse_triangular, times_triangular
+from fullconformal.curvature.dense import DenseFactor, factorise, inverse_triangular
 from fullconformal.curvature.structured import add_gram, linear_curvature
 from fullconformal.models import linear
 from fullconformal.problem import Problem, flat
@@ -206,29 +206,6 @@ def test_the_floor_allows_for_the_rounding_of_the_matrix(dtype):
         if scale == 1 and dtype == torch.float64:
             assert factor.floor == pytest.approx(2.0)
     assert below
-
-
-@pytest.mark.parametrize("p", [128, 129, 300])
-@pytest.mark.parametrize("k", [1, 999, 2100])
-def test_products_with_triangular_matrices_are_those_with_whole_ones(k, p):
-    generator = torch.Generator().manual_seed(0)
-    rows, M = (torch.randn(size, p, dtype=torch.float64, generator=generator) for size in (k, p))
-    M = M.tril()
-    # Sums of p terms of size one.
-    assert (times_triangular(rows, M) - rows @ M.mT).abs().max() < p * torch.finfo(torch.float64).eps * 20
-
-
-@pytest.mark.parametrize(("n", "inverted"), [(1000, False), (2000, True)])
-def test_with_many_points_a_parameter_the_factor_is_an_inverse_and_solves_the_same(n, inverted):
-    generator = torch.Generator().manual_seed(0)
-    B, V = (torch.randn(size, 200, dtype=torch.float64, generator=generator) for size in (300, 5))
-    H = B.T @ B + torch.eye(200, dtype=torch.float64)
-    factor = factorise(H.clone(), n, None, 1.0, torch.float64)
-    assert factor.inverted == inverted
-    solution = torch.linalg.solve(H, V.T).T
-    tol = 200 * torch.finfo(torch.float64).eps * torch.linalg.cond(H) * solution.abs().max()
-    assert (factor.solve(V) - solution).abs().max() < tol
-    assert (factor.influence(V)[0] - (V * solution).sum(1)).abs().max() < 200 * tol
 
 
 @pytest.mark.parametrize(("n_classes", "d"), [(3, 8), (10, 20), (3, 20), (5, 60)])

@@ -66,7 +66,7 @@ def test_each_step_for_a_resnet18_keeps_to_what_it_was_given(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_dense_factor_takes_what_was_estimated(dtype):
-    """𝓗 in float64 and a factor of it, whose inverse is kept."""
+    """𝓗 in float64 and a factor of it."""
     p = 1224  # below it is little in any case
     n = 8 * p
     B = torch.randn(p, p, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -74,7 +74,7 @@ def test_a_dense_factor_takes_what_was_estimated(dtype):
     problem = Problem(linear(p // 4, 4, False).to(dtype), torch.zeros(n, p // 4, dtype=dtype), torch.arange(n) % 4, 1.0)
     with Live() as live:
         factor = factorise(H, n, None, 0.0, dtype)
-    assert problem.p == p and factor.inverted and len(factor.matrix) == p
+    assert problem.p == p and len(factor.matrix) == p
     assert H.nbytes + live.peak <= GGN().memory(problem)
 
 

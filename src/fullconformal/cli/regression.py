@@ -132,20 +132,13 @@ def measure(ends: FloatArray, levels: list[float], y: FloatArray) -> list[dict[s
     return facts
 
 
-def compare(asked: Asked, model: str, confidence: tuple[float, ...], test_size: float, printer: Printer) -> Any:
-    """Fit regressors to one part of a table and measure them on the rest."""
+def to_compare(asked: Asked, model: str, test_size: float, printer: Printer) -> tuple[Any, list[Any]]:
+    """A regressor, and two parts of a table's objects and of their values: to learn from, and to predict."""
     schema, objects, numbers = tables.read_training(asked, printer, quantity=True)
-    table, seed = asked.table, asked.seed
 
     from sklearn.model_selection import train_test_split
 
-    from fullconformal import compare as compare_methods
-
-    X, X_test, y, y_test = train_test_split(objects, numbers, test_size=test_size, random_state=seed)
-    printer.say(f"{table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict\n")
-    estimator = make_regressor(model, schema, seed, len(y))
-    with printer.warnings_as_notes():
-        return compare_methods(
-            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
-            verbose=printer.verbose,
-        )  # fmt: skip
+    parts = train_test_split(objects, numbers, test_size=test_size, random_state=asked.seed)
+    y, y_test = parts[2:]
+    printer.say(f"{asked.table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict\n")
+    return make_regressor(model, schema, asked.seed, len(y)), parts

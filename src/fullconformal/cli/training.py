@@ -135,9 +135,18 @@ def compare(
     if not digits and tables.is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
-        comparison = regression.compare(asked, model, confidence, test_size, printer)
+        estimator, parts = regression.to_compare(asked, model, test_size, printer)
     else:
-        comparison = compare_classifiers(asked, digits, model, confidence, test_size, printer)
+        estimator, parts = classifiers_to_compare(asked, digits, model, test_size, printer)
+
+    from fullconformal import compare as compare_methods
+
+    X, X_test, y, y_test = parts
+    with printer.warnings_as_notes():
+        comparison = compare_methods(
+            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
+            verbose=printer.verbose,
+        )  # fmt: skip
     frame = comparison.to_frame()
     if out is not None:
         tables.write_table(frame, out, printer)
@@ -153,10 +162,10 @@ def compare(
         printer.say(f"\nall figures: {out}")
 
 
-def compare_classifiers(
-    asked: Any, digits: bool, model: str, confidence: tuple[float, ...], test_size: float, printer: Any
-) -> Any:
-    """Fit classifiers to one part of a table, or of digits, and measure them on the rest."""
+def classifiers_to_compare(
+    asked: Any, digits: bool, model: str, test_size: float, printer: Any
+) -> tuple[Any, list[Any]]:
+    """A classifier, and two parts of the objects of a table, or of digits, and of their labels: to learn from, and to predict."""
     from fullconformal.cli import tables
 
     seed = asked.seed
@@ -164,23 +173,17 @@ def compare_classifiers(
         from fullconformal.data import load_digits
 
         images = load_digits(test_size, seed)
-        X, X_test, y, y_test = images.X, images.X_test, images.y, images.y_test
+        parts = [images.X, images.X_test, images.y, images.y_test]
         estimator = make_classifier(model, 64, 10, seed)
     else:
         schema, objects, labels = tables.read_training(asked, printer)
-        X, X_test, y, y_test = split(objects, labels, test_size, seed, asked.target)
-        estimator = make_pipeline(model, schema, X, y, seed)
+        parts = split(objects, labels, test_size, seed, asked.target)
+        estimator = make_pipeline(model, schema, parts[0], parts[2], seed)
+    y, y_test = parts[2:]
     printer.say(
         f"{asked.table.name}: {len(y):,} rows to learn from, {len(y_test):,} to predict, {len(set(y.tolist()))} classes\n"
     )
-
-    from fullconformal import compare as compare_methods
-
-    with printer.warnings_as_notes():
-        return compare_methods(
-            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
-            verbose=printer.verbose,
-        )  # fmt: skip
+    return estimator, parts
 
 
 def shown_sizes(sizes: dict[str, int], most: int = 8) -> str:

@@ -13,7 +13,6 @@ from scipy.linalg import lapack
 from torch import Tensor
 
 from fullconformal.curvature.base import (
-    SMALL,
     Curvature,
     CurvatureError,
     Factor,
@@ -37,7 +36,7 @@ class DenseFactor(Factor):
     damping: float
     floor: float
     smallest_eigenvalue: float = math.nan
-    #: the matrix is L⁻¹: a GPU multiplies many times faster than it solves, and so does a CPU where p is small
+    #: the matrix is L⁻¹: a GPU multiplies many times faster than it solves
     inverted: bool = False
 
     @classmethod
@@ -59,7 +58,7 @@ class DenseFactor(Factor):
     def half(self, rows: Tensor) -> Tensor:
         """rows · L⁻ᵀ, (k, p)."""
         if self.inverted:
-            return times_triangular(rows, self.matrix)
+            return rows @ self.matrix.mT
         out: Tensor = torch.linalg.solve_triangular(self.matrix, rows.mT, upper=False).mT
         return out
 
@@ -149,18 +148,16 @@ def factorise(H: Tensor, n: int, damping: float | None, floor: float, dtype: tor
         # nothing penalises, such as the bias of a dead unit, this is the smallest that works.
         rung, L = _smallest_that_works(cholesky, scale, 1.1 * max(0.0, least - lowest) / n)
     if L is not None:
-        # L⁻¹, for products in place of solves, pays with eight points a parameter, as long as another matrix takes no memory to speak of.
-        inverted = len(L) <= SMALL or L.is_cuda or (8 * len(L) <= n and len(L) <= 4096)
-        R = inverse_triangular(L) if inverted else L
+        R = inverse_triangular(L) if L.is_cuda else L
         # Sums and the factorisation may leave eigenvalues below those that the penalty grants: (n + p)u of the trace in float64, while
         # those of sums in float32 are looked at.
         smallest, bound = math.nan, floor + n * rung - (n + len(H)) * torch.finfo(H.dtype).eps / 2 * n * scale * len(H)
         if dtype != torch.float64:
             smallest = smallest_eigenvalue(
-                lambda v: (v @ R.mT) @ R if inverted else torch.cholesky_solve(v.mT, L.mT, upper=True).mT, L[0]
+                lambda v: (v @ R.mT) @ R if L.is_cuda else torch.cholesky_solve(v.mT, L.mT, upper=True).mT, L[0]
             )
             bound = min(floor + n * rung, smallest)
-        return DenseFactor(R.to(dtype), None, rung, max(bound, 0.0) if floor >= 0 else 0.0, smallest, inverted)
+        return DenseFactor(R.to(dtype), None, rung, max(bound, 0.0) if floor >= 0 else 0.0, smallest, L.is_cuda)
     LU, pivots, singular = torch.linalg.lu_factor_ex(H)
     if singular:
         raise CurvatureError(f"the curvature is singular with damping={rung:g}; leave damping=None, or give more.")
@@ -176,20 +173,6 @@ def inverse_triangular(L: Tensor) -> Tensor:
         invert = lapack.dtrtri if L.dtype == torch.float64 else lapack.strtri
         return torch.from_numpy(invert(L.mT.numpy(), lower=0, overwrite_c=1)[0]).mT
     out: Tensor = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype, device=L.device), upper=False)
-    return out
-
-
-def times_triangular(rows: Tensor, M: Tensor, chunk: int = 1024) -> Tensor:
-    """rows · Mᵀ (k, p) for a lower triangular M, at 5/8 or 2/3 of the operations of the whole product, in chunks that stay in the cache."""
-    if len(M) <= SMALL:
-        return rows @ M.mT
-    # Narrower stripes are slower.
-    step = -(-len(M) // (3 if len(M) < 4 * SMALL else 4))
-    out, chunk = torch.empty_like(rows), len(rows) if rows.is_cuda else chunk
-    for start in range(0, len(M), step):
-        stop = min(start + step, len(M))
-        for part, into in zip(rows[:, :stop].split(chunk), out[:, start:stop].split(chunk), strict=True):
-            torch.mm(part, M[start:stop, :stop].mT, out=into)
     return out
 
 

@@ -47,18 +47,16 @@ def linear_curvature(problem: Problem, memory: int | None = None) -> Tensor:
     outputs, inputs = (size * (size + 1) // 2 for size in (block.o, block.i))
     H, total = problem.X.new_zeros(block.i, block.i), problem.X.new_zeros(outputs, inputs)
     room = (memory or temporary(T)) // (T.element_size() * (inputs + 3 * len(T) ** 2))
-    for X, _ in problem.batches(max(1, min(problem.chunk, room))):
+    step = max(1, min(problem.chunk, room))
+    buffer = problem.X.new_empty(0 if block.o == 1 else inputs * min(step, problem.n))
+    for X, _ in problem.batches(step):
         trace = problem.trace(X)
-        # On a CPU as many points as leave their products in the cache, where there are any.
-        a, portion = trace.inputs[block.layer], len(X) if X.is_cuda or block.o == 1 else 1024
-        buffer = a.new_empty(0 if block.o == 1 else inputs * min(portion, len(a)))
-        for some, f in zip(a.split(portion), trace.logits.split(portion), strict=True):
-            weights = problem.loss.packed_curvature(f, T)
-            if block.o == 1:
-                # The weights are no matrices, and the sum is a square.
-                H += gram(some * weights.clamp_min_(0).sqrt_().T)
-            else:
-                total.addmm_(weights, squares(some.T, buffer).T)
+        a, weights = trace.inputs[block.layer], problem.loss.packed_curvature(trace.logits, T)
+        if block.o == 1:
+            # The weights are no matrices, and the sum is a square.
+            H += gram(a * weights.clamp_min_(0).sqrt_().T)
+        else:
+            total.addmm_(weights, squares(a.T, buffer).T)
     if block.o > 1:
         H = laid_out(total, block.o, block.i)
     H.diagonal().add_(problem.penalty)

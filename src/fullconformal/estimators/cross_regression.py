@@ -27,6 +27,10 @@ class PlusRegressor(HeldOutRegressor):
 
     minmax: bool
 
+    def check_params(self) -> None:
+        check_shared(self)
+        check_regressor(self.estimator)
+
     def predict_p(self, X: Any, y: Any, **options: Any) -> FloatArray:
         """Raise unless minmax: the method has no p-values; see `predict_epsilon`."""
         if not self.minmax:
@@ -100,16 +104,11 @@ class CVPlusRegressor(PlusRegressor):
     ):  # fmt: skip
         self._keep(locals())
 
-    @property
-    def guarantee_(self) -> Guarantee:
-        check_is_fitted(self)
-        return TWICE.because("each fold has a model of its own")
+    _promise = TWICE.because("each fold has a model of its own")
 
     def check_params(self) -> None:
-        check_shared(self)
+        super().check_params()
         check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
-        if self.estimator is not None:
-            check_regressor(self.estimator)
         if self.cv is not None and not hasattr(self.cv, "split") and not isinstance(self.cv, (list, tuple)):
             raise ValueError(
                 f"cv={self.cv!r} is not allowed; give None, a splitter, or a list of (train, test) indices."
@@ -173,11 +172,6 @@ class JackknifePlusRegressor(PlusRegressor):
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
         return (EXACT if self._calibrated.rule == "minmax" else TWICE).because("each point has a model of its own")
-
-    def check_params(self) -> None:
-        check_shared(self)
-        if self.estimator is not None:
-            check_regressor(self.estimator)
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
         every = np.arange(len(fit.y))

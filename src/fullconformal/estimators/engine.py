@@ -1,25 +1,28 @@
-"""What full conformal prediction shares between labels and values: how it is set up, and objects as a fitted method is given them."""
+"""What full conformal prediction shares between labels and values: how it is set up, its objects, and what its promise lacks, in words."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import Conformal
 from fullconformal.losses import Loss
-from fullconformal.methods.base import Config
+from fullconformal.methods.base import Config, ConformalWarning, Fitted
 from fullconformal.methods.transformed import BehindTransformers
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import transform
-from fullconformal.models.transformers import is_fixed
+from fullconformal.models.transformers import is_fixed, needs_labels, parts
 from fullconformal.runtime.tasks import Work, say_nothing
 from fullconformal.storage import StorageError, printable
 
 # Parameters that a method is told of as they are, of the estimators that have them.
 AS_GIVEN = ("l2", "prefit", "head", "max_epochs", "curvature", "damping", "approximation", "folds", "repeats", "update")
+REMEDY = "transformers='bag' fits them with each object, and the sets are exact"
 
 
 class FullConformal(Conformal):
@@ -51,6 +54,12 @@ class FullConformal(Conformal):
         learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
         return learns and fitted.guarantee.is_exact and self.transformers == "bag"
 
+    @property
+    def _caveat(self) -> str:
+        """Why the sets of an exact method are only approximately valid; empty where they are not."""
+        fixed = None if isinstance(self._fitted, BehindTransformers) else self.transformer_
+        return "" if self.prefit else why_approximate(getattr(self, "head", None), fixed)
+
     def _prepare_inputs(self, X: Any) -> Any:
         """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
         check_is_fitted(self)
@@ -67,3 +76,52 @@ class FullConformal(Conformal):
             raise StorageError(
                 "its transformers give another result here than where it was saved; use the scikit-learn version it was saved with"
             )
+
+
+def why_approximate(head: str | None, transformers: Any) -> str:
+    """Why sets of an exact method are only approximately valid, of a network's head or behind fixed transformers; empty where they are."""
+    if head is not None:
+        return (
+            "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
+            "that has not seen them (prefit=True) they are exact"
+        )
+    if transformers is None or is_fixed(transformers):
+        return ""
+    if needs_labels(transformers):
+        steps = ", ".join(dict.fromkeys(type(part).__name__ for part in parts(transformers) if needs_labels(part)))
+        return (
+            f"{steps} learned from the labels and was not refitted for each candidate, so the sets are not exactly valid; take "
+            "transformers='bag', or fit it on other data (prefit=True)"
+        )
+    return (
+        f"the transformers were fitted to the training objects only, so the sets are only approximately valid; {REMEDY}"
+    )
+
+
+def warn_of(fitted: Fitted, caveat: str, stacklevel: int) -> None:
+    """Warn of what must be known before the sets are trusted, where there is something."""
+    told = list(filter(None, [*fitted.warnings, caveat]))
+    if told:
+        figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
+        warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=stacklevel)
+
+
+def sentence(text: str) -> str:
+    """A text that begins and ends as sentences do."""
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def notes_of(fitted: Fitted, caveat: str, diagnosed: Diagnostics | None) -> list[str]:
+    """What a reader of the sets should know, a sentence each; a warning begins with "!"."""
+    if fitted.guarantee.is_exact:
+        kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
+        return [f"! {sentence(caveat)}" if caveat else kept]
+    if diagnosed is None:
+        # Of an approximation they are not all that is lacking.
+        warned = filter(None, [*fitted.warnings, "" if caveat.endswith(REMEDY) else caveat])
+        reason = f"The p-values are approximate: {fitted.guarantee.reason}."
+        return [*(f"! {sentence(text)}" for text in warned), reason]
+    facts = f"influence functions on {diagnosed.n_points:,} points and {diagnosed.n_parameters:,} parameters."
+    facts = f"The p-values are approximate: {facts}"
+    told = [f"! {sentence(text)}" for text in diagnosed.warnings]
+    return [*told, facts if told else f"{facts} Nothing to warn of."]

@@ -14,23 +14,24 @@ from torch import nn
 
 from fullconformal import pvalues
 from fullconformal.diagnostics import Diagnostics, Figures
-from fullconformal.estimators import promises, validation
+from fullconformal.estimators import validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
-from fullconformal.estimators.engine import FullConformal
+from fullconformal.estimators.engine import FullConformal, notes_of, warn_of
 from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, Unsuitable, by_category, refined
+from fullconformal.methods.fitting import fit_steps
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.select import check_wait, select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import shape_of
-from fullconformal.models.requirements import fit_transformer, split_pipeline
-from fullconformal.models.transformers import needs_labels, seeded
+from fullconformal.models.requirements import split_pipeline
+from fullconformal.models.transformers import needs_labels
 from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import LIMITS, require, savable
@@ -95,8 +96,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         and returns a word or number for each object, of which it looks at each by itself. The model still sees every column. An object
         of a category without training points has p-values of 1. (Points that belong together are another matter: `fit`'s ``groups``.)
     prune : {"auto", True, False}, default="auto"
-        Skip products whose outcome is certain; p-values are the same. True does so wherever the curvature is positive
-        definite, "auto" too, except for small problems, where the plain loop is faster; False forms all of them.
+        Skip products whose outcome is certain; p-values are the same. "auto" and True do so wherever the curvature is positive
+        definite; False forms all of them.
     folds, repeats : int, default=10 and 1
         Of ``method="folds"``: folds, drawn at random, and how often they are drawn; ``folds * repeats`` models are trained. Several
         repeats score a point by its mean probabilities, which makes sets steadier.
@@ -234,10 +235,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             config.work.say(f"method {method.name}: {reason or selection.reason}")
         if method.takes_pipeline:
             method, transformers = replace(method, model=self.estimator), None
-        # Open random states are closed, so that transformers can be fitted to other bags in the same way.
-        unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
-        learns = y if unfitted is None or self.transformers == "fixed" or needs_labels(unfitted) else None
-        self.transformer_, inputs = fit_transformer(unfitted, bag.X, learns, self.prefit)
+        learns = y if transformers is None or self.transformers == "fixed" or needs_labels(transformers) else None
+        self.transformer_, inputs = fit_steps(transformers, bag.X, learns, config)
         if asked == "auto":
             check_wait(method, config, inputs, bag.n_classes)
         with progress_bar("training", self.verbose) as progress:
@@ -252,7 +251,7 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
         fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
         clear = self._is_diagnosed or (fixed and not needs_labels(self.transformer_))
-        promises.warn(fitted, "" if clear else self._caveat, stacklevel=5)
+        warn_of(fitted, "" if clear else self._caveat, stacklevel=5)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=5)
         return self
 
@@ -260,12 +259,6 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
     def _is_diagnosed(self) -> bool:
         """Whether figures of the fit say how far its approximation is to be trusted; a guarantee that gives a reason needs none."""
         return not self._fitted.guarantee.is_exact and not self._fitted.guarantee.reason
-
-    @property
-    def _caveat(self) -> str:
-        """What the guarantee of an exact method lacks, in words; empty where nothing."""
-        fixed = None if isinstance(self._fitted, FittedInBag) else self.transformer_
-        return "" if self.prefit else promises.caveat(self.head, fixed)
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -370,9 +363,12 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             Prints as a table.
         """
         inputs = self._prepare_inputs(X)
-        validation.check_audit(
-            self.scheme, self._sizes().size > 1 or self._recalibration is not None, n_pairs, max_refits
-        )
+        validation.check_audit(n_pairs, max_refits)
+        if self.scheme == "studentized" or self._sizes().size > 1 or self._recalibration is not None:
+            raise ValueError(
+                "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no categories, no "
+                "recalibration."
+            )
         with progress_bar("refits", self.verbose) as progress:
             asked = n_pairs, max_refits, self.confidence_level, check_random_state(random_state), progress
             return audit_fitted(self._fitted, inputs, self._query(X), *asked)
@@ -422,7 +418,7 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
 
     def notes(self) -> list[str]:
         found = self.diagnose() if self._is_diagnosed else None
-        return promises.notes(self._fitted, self._caveat, found if isinstance(found, Diagnostics) else None)
+        return notes_of(self._fitted, self._caveat, found if isinstance(found, Diagnostics) else None)
 
     @property
     def guarantee_(self) -> Guarantee:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fullconformal.curvature import CURVATURES
 from fullconformal.diagnostics import Figures
-from fullconformal.estimators import promises, validation
+from fullconformal.estimators import validation
 from fullconformal.estimators.base import whole_or_nothing
 from fullconformal.estimators.categories import Categories
 from fullconformal.estimators.engine import FullConformal
@@ -28,13 +28,12 @@ from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
 from fullconformal.methods.base import ConformalWarning, Values
-from fullconformal.methods.fitting import L2_LINEAR
+from fullconformal.methods.fitting import L2_LINEAR, fit_steps
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
 from fullconformal.models.objects import shape_of
-from fullconformal.models.requirements import check_module, fit_transformer, split_pipeline
-from fullconformal.models.transformers import seeded
+from fullconformal.models.requirements import check_module, split_pipeline
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
 
@@ -184,9 +183,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         if method.takes_pipeline:
             model, transformers = self.estimator if whole else without_target(self.estimator), None
             method = replace(method, model=model)
-        # Open random states are closed, so that transformers can be fitted to other bags in the same way.
-        unfitted = None if transformers is None else transformers if self.prefit else seeded(transformers, config.seed)
-        self.transformer_, inputs = fit_transformer(unfitted, X, y if whole else None, self.prefit)
+        self.transformer_, inputs = fit_steps(transformers, X, y if whole else None, config)
         bag = Values(X, self._target.forward(y), groups, weights)
         with progress_bar("training", self.verbose) as progress:
             seen = inputs if method.takes_pipeline else np.asarray(inputs)
@@ -210,7 +207,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         model = self._split()[1]
         if isinstance(model, nn.Module):
             check_module(model, frozen_allowed=self.prefit)
-        elif model is not None:
+        else:
             validation.check_regressor(model)
         if self.prefit and not is_network(model):
             raise ValueError("prefit=True needs a trained network; other models are fitted here, which costs little.")
@@ -360,8 +357,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         Audit
             Prints as a table.
         """
-        validation.check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
-        validation.check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
+        validation.check_audit(n_pairs, max_refits)
         X, model, n = self._prepare_inputs(X), self._split()[1], self._fitted.n
         if self._categories is not None or self._fitted.weighs_candidates:
             raise ValueError(
@@ -382,9 +378,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        in_bag = isinstance(self._fitted, FittedRegressionInBag) or self.prefit
-        lacking = promises.caveat(None, None if in_bag else self.transformer_)
-        promise = self._fitted.guarantee
+        promise, lacking = self._fitted.guarantee, self._caveat
         return APPROXIMATE.because(lacking) if promise.is_exact and lacking else promise
 
     def notes(self) -> list[str]:

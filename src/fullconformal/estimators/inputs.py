@@ -246,20 +246,13 @@ def native(X: Any) -> Any:
 def validated(clf: Any, X: Any, y: Any, **options: Any) -> Any:
     """What scikit-learn's `validate_data` makes of X (n, ...) and y (n,), numbers; errors say where X is not finite, and what to do."""
     try:
-        return validate_data(clf, X, y, dtype="numeric", skip_check_array=is_plain(X, y), **options)
+        return validate_data(clf, X, y, dtype="numeric", **options)
     except ValueError as error:
         if str(error).endswith("features as input."):
             raise ValueError(f"{error} Give the columns that fit was given, in the same order.") from error
         if not any(word in str(error) for word in ("NaN", "infinity")) or not (sentence := not_finite(X)):
             raise
         raise ValueError(sentence) from error
-
-
-def is_plain(X: Any, y: Any) -> bool:
-    """Whether X is a matrix of finite float64 and y, if there is one, as many whole numbers: scikit-learn's look takes half a small fit."""
-    plain = type(X) is np.ndarray and X.dtype == np.float64 and X.ndim == 2 and X.size
-    whole = type(y) is np.ndarray and y.dtype.kind in "biu" and y.ndim == 1
-    return bool(plain and (isinstance(y, str) or (whole and len(y) == len(X))) and np.isfinite(X).all())
 
 
 def not_finite(X: Any) -> str:

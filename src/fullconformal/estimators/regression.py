@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from fullconformal.estimators.base import Conformal, whole_or_nothing
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
 from fullconformal.estimators.categories import Categories
 from fullconformal.estimators.validation import check_sample_weight
+from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.runtime.tasks import Work
@@ -196,16 +197,16 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         return levels
 
     @staticmethod
-    def _numbers(X: Any, y: Any, name: str = "y") -> FloatArray:
+    def _numbers(X: Any, y: Any) -> FloatArray:
         """Numbers (m,) or (m, k), finite, for the objects X."""
         numbers = np.asarray(y, dtype=np.float64)
         if numbers.ndim not in (1, 2) or len(numbers) != _num_samples(X):
             raise ValueError(
-                f"{name} must have shape ({_num_samples(X)},), a number for each object, or ({_num_samples(X)}, k); "
+                f"y must have shape ({_num_samples(X)},), a number for each object, or ({_num_samples(X)}, k); "
                 f"got {numbers.shape}."
             )
         if np.isnan(numbers).any():
-            raise ValueError(f"{name} holds NaN; give numbers.")
+            raise ValueError("y holds NaN; give numbers.")
         return numbers
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
@@ -228,6 +229,8 @@ class HeldOutRegressor(ConformalRegressor):
     """Base of the regressors that hold `CalibratedBands`; they give the constructor, the checks, and how models are calibrated."""
 
     _calibrated: CalibratedBands
+    #: what is promised of the intervals
+    _promise: ClassVar[Guarantee]
 
     @abstractmethod
     def check_params(self) -> None:
@@ -265,6 +268,11 @@ class HeldOutRegressor(ConformalRegressor):
         self._calibrated = found if kept is None else replace(found, category=kept.points[scored])
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        check_is_fitted(self)
+        return self._promise
 
     def predict(self, X: Any) -> FloatArray:
         """The models' prediction (m,), on average; it carries no guarantee."""

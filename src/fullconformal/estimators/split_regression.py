@@ -30,7 +30,7 @@ from fullconformal.estimators.validation import (
     check_share,
     check_shared,
 )
-from fullconformal.guarantees import EXACT, Guarantee
+from fullconformal.guarantees import EXACT
 from fullconformal.methods.outputs import predictions
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import savable
@@ -127,10 +127,7 @@ class SplitConformalRegressor(HeldOutRegressor):
     ):  # fmt: skip
         self._keep(locals())
 
-    @property
-    def guarantee_(self) -> Guarantee:
-        check_is_fitted(self)
-        return EXACT.because("the calibration points trained nothing")
+    _promise = EXACT.because("the calibration points trained nothing")
 
     def check_params(self) -> None:
         check_shared(self)
@@ -148,8 +145,7 @@ class SplitConformalRegressor(HeldOutRegressor):
             raise ValueError("estimator is a pair (lower, upper) for conformity_score='cqr' only; give one regressor.")
         models = list(self.estimator) if pair else [self.estimator]
         for model in models:
-            if model is not None:
-                check_regressor(model)
+            check_regressor(model)
         if self.conformity_score == "cqr" and not pair and not self.prefit:
             self._quantile_models()
         if not self.prefit:

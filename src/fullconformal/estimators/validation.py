@@ -131,14 +131,10 @@ def check_groups(groups: Any, n: int, method: str) -> Array | None:
     return as_groups(groups, n)
 
 
-def check_audit(scheme: str, divided: bool, n_pairs: Any, max_refits: Any) -> None:
+def check_audit(n_pairs: Any, max_refits: Any) -> None:
     """Raise if an argument of an audit is invalid, or what is audited has no refits to be compared with."""
     check_whole("n_pairs", n_pairs, 1, "a whole number ≥ 1")
     check_whole("max_refits", max_refits, n_pairs, "a whole number of at least n_pairs")
-    if scheme == "studentized" or divided:
-        raise ValueError(
-            "an audit compares with refits: use scheme='deleted' or 'ordinary', class_conditional=False, no categories, no recalibration."
-        )
 
 
 def check_fresh(X: Any, y: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -305,7 +301,9 @@ def check_share(clf: Any) -> None:
 
 
 def check_regressor(estimator: Any, name: str = "estimator") -> None:
-    """Raise unless it can be fitted and predicts: a regressor of scikit-learn's kind, or a Pipeline that ends in one."""
+    """Raise unless it is None, or can be fitted and predicts: a regressor of scikit-learn's kind, or a Pipeline that ends in one."""
+    if estimator is None:
+        return
     final = split_pipeline(estimator)[1]
     check_instance(final)
     if isinstance(final, nn.Module):

@@ -186,10 +186,6 @@ class _Counter:
 
 
 def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
-    """Weight (k,) of the points where α − τ (k, points) has a minus sign. On a CPU bits are summed three times faster than truths."""
-    if weight is not None:
-        return excess.signbit().double() @ weight
-    if excess.is_cuda:
-        return excess.signbit().sum(1)
-    bits = excess.view(torch.int64 if excess.element_size() == 8 else torch.int32)
-    return (bits >> (8 * excess.element_size() - 1)).sum(1, dtype=torch.int32).neg_()
+    """Weight (k,) of the points where α − τ (k, points) has a minus sign."""
+    below = excess.signbit()
+    return below.sum(1) if weight is None else below.double() @ weight

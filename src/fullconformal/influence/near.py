@@ -12,8 +12,6 @@ from fullconformal.influence.candidates import TINY, UNIT, Candidates, written_r
 from fullconformal.influence.sources import Source
 from fullconformal.influence.tiles import Points, Tiles
 
-CACHE = 2**18  # numbers of rows that meet pair by pair, which stay in the cache
-
 
 class Met(NamedTuple):
     """Candidates (k,), points from the given place on, and their α − τ (k, points): those farther than `least` (k,) are decided."""
@@ -114,7 +112,5 @@ class Near:
         (which, row), (whom, column) = (torch.unique(v, return_inverse=True) for v in (c, i))
         exact = self.source.make(self.made[which], single=False)
         rows, points, tau = written_rows(exact), self.source.rows(whom, single=False), exact.tau[row]
-        k, step = torch.empty_like(tau), max(1, CACHE // points.shape[1])
-        for out, *at in zip(*(v.split(step) for v in (k, row, column)), strict=True):
-            torch.linalg.vecdot(rows[at[0]], points[at[1]], out=out)
+        k = torch.linalg.vecdot(rows[row], points[column])
         return self.points.b[i] - k - tau, self.source.own(exact)[row]

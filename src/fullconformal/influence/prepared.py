@@ -14,7 +14,6 @@ from fullconformal.curvature.base import Factor, Halves
 from fullconformal.problem import Problem, Rows, flat, join, select
 from fullconformal.runtime.tasks import stage
 
-PORTION = 1024  # points whose gradients are written out together on a CPU, so that they stay in the cache
 LOGITS = 1024  # units in the last place granted to logits: dozens of layers, and numbers of size ten
 
 Known = tuple[Tensor, Tensor]  # ℓ and s, (n,) each
@@ -96,22 +95,18 @@ def prepare(problem: Problem, factor: Factor, memory: int, known: Known | None =
                 s = halves.influences(like, problem.y[:, None])[:, 0]
                 known = problem.loss.value(problem.logits(like), problem.y), s
             return Prepared(problem, factor, *known, None, None, memory)
-    step = max(1, min(max(4096, problem.chunk), n, memory // 8 // (3 * p * size)))
-    portion = step if like.is_cuda else min(step, PORTION)
+    step = max(1, min(problem.chunk, n, memory // 8 // (3 * p * size)))
     loss, influence = like.new_empty(n), like.new_empty(n)
     half = like.new_empty(n, p) if keep_half else None
     gradients: list[list[Rows]] = []
     for start, (X, y) in zip(range(0, n, step), problem.batches(step), strict=True):
+        at = slice(start, start + len(y))
         logits, rows = problem.logits_and_gradients(X, y)
-        loss[start : start + len(y)] = problem.loss.value(logits, y)
+        loss[at] = problem.loss.value(logits, y)
         if keep_gradients:
             gradients.append(rows)
-        if known is not None and half is None:
-            continue
-        for first in range(0, len(y), portion):
-            part = select(rows, slice(first, first + portion))
-            at = slice(start + first, start + first + len(part[0].left))
-            influence[at], solved = factor.influence(flat(part))
+        if known is None or half is not None:
+            influence[at], solved = factor.influence(flat(rows))
             if half is not None:
                 half[at] = solved
     known = known or (loss, influence)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fullconformal.influence.prepared import PORTION, Prepared
+from fullconformal.influence.prepared import Prepared
 
 
 class SortedPoints:
@@ -53,8 +53,9 @@ class SortedPoints:
     def single(self) -> Tensor:
         """L⁻¹g_i (n, p) in float32 and in this order: gathered for each tile, they would be half of its time."""
         assert self.prepared.half is not None
-        rows = self.b.new_empty(len(self), self.prepared.problem.p, dtype=torch.float32)
-        for at, out in zip(self.order.split(PORTION), rows.split(PORTION), strict=True):
+        problem = self.prepared.problem
+        rows = self.b.new_empty(len(self), problem.p, dtype=torch.float32)
+        for at, out in zip(self.order.split(problem.chunk), rows.split(problem.chunk), strict=True):
             out.copy_(self.prepared.half.index_select(0, at))
         return rows
 

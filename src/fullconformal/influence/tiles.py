@@ -11,7 +11,6 @@ from torch import Tensor
 
 # Candidates in a tile at most, and the operations that starting a product costs: a GPU would rather multiply more than start often.
 TILE = {"cpu": (512, 1e7), "cuda": (2048, 4e9)}
-COUNTED = 32  # operations that it takes to count a pair besides its product
 Index = npt.NDArray[np.int64]
 
 
@@ -56,7 +55,7 @@ def cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> Tiles:
     are in products of a candidate with a point. By NumPy, which is quicker to start.
     """
     most, operations = TILE.get(low.device.type, TILE["cpu"])
-    start, (first, last, kind) = operations / (2 * p + COUNTED), torch.stack([low, high, label]).cpu().numpy()
+    start, (first, last, kind) = operations / (2 * p), torch.stack([low, high, label]).cpu().numpy()
     at = np.flatnonzero(last > first)
     width = np.frexp((last[at] - first[at]).astype(np.float64))[1] // 2
     order = at[np.lexsort((first[at], width, kind[at]))]

@@ -189,7 +189,7 @@ def fit_model(estimator: Any, bag: Bag | Values, config: Config) -> Model:
         labels = np.searchsorted(present, bag.y) if numbers else bag.classes[bag.y]
         fitted = estimator if config.prefit else fit_foreign(estimator, bag.X, labels, config.seed, bag.weights)
         return LogProba(fitted, present if numbers else columns(fitted, bag.classes, present), len(every))
-    transformers, X = fit_steps(transformers, bag, config)
+    transformers, X = fit_steps(transformers, bag.X, bag.y, config)
     if trained_here(final):
         fitted = fit_problem(final, replace(bag, X=X), config)
     else:
@@ -206,7 +206,7 @@ def _fit_values(estimator: Any, bag: Values, config: Config) -> Prediction | Pip
         return Prediction(None)
     if final is not None and (bag.weights is not None or not (isinstance(final, nn.Module) or is_skorch(final))):
         return Prediction(fit_foreign(estimator, bag.X, bag.y, config.seed, bag.weights))
-    transformers, X = fit_steps(transformers, bag, config)
+    transformers, X = fit_steps(transformers, bag.X, bag.y, config)
     if isinstance(final, nn.Module):
         model = Prediction(*fit_network(final, replace(bag, X=X), config))
     else:
@@ -241,11 +241,11 @@ def units_of(y: FloatArray) -> tuple[float, float]:
     return float(y.mean()), float(y.std()) or 1.0
 
 
-def fit_steps(transformers: Any, bag: Bag | Values, config: Config) -> tuple[Any, Any]:
+def fit_steps(transformers: Any, X: Any, y: Any, config: Config) -> tuple[Any, Any]:
     """Transformers fitted to a bag, the same whenever they are fitted to it, and its objects through them; both as they are where None."""
-    if transformers is None or config.prefit:
-        return fit_transformer(transformers, bag.X, bag.y, config.prefit)
-    return fit_transformer(seeded(transformers, config.seed), bag.X, bag.y, False)
+    # Open random states are closed, so that transformers can be fitted to other bags in the same way.
+    unfitted = transformers if transformers is None or config.prefit else seeded(transformers, config.seed)
+    return fit_transformer(unfitted, X, y, config.prefit)
 
 
 def trained_here(final: Any) -> bool:

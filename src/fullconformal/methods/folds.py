@@ -218,7 +218,8 @@ def train_folds(
 ) -> tuple[FoldRefits, FloatArray, list[Model], list[Step | None]]:  # fmt: skip
     """Honest training, outputs (R, n, C) of the points by models that have not seen them, these models, and their steps."""
     fold = draw_folds(bag, folds, repeats, config.seed)
-    honest = FoldRefits(model, bag, fold, folds, config, score)
+    # Who tells of progress is of this fit alone, and cannot be pickled.
+    honest = FoldRefits(model, bag, fold, folds, replace(config, progress=None), score)
     parts = [part for own in fold for part in honest.parts(own, bag)]
     models, steps = list[Model](), list[Step | None]()
     out = np.empty((repeats, len(bag.y), bag.n_classes))

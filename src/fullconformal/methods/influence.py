@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fullconformal.curvature import CURVATURES, Curvature, Factor
-from fullconformal.curvature.base import SMALL
 from fullconformal.curvature.select import Choice, check, choose, held_parameters, hold_fixed, trainable
 from fullconformal.diagnostics import Diagnostics, diagnose
 from fullconformal.influence import APPROXIMATIONS, shards
@@ -31,9 +30,6 @@ from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import alone
 from fullconformal.runtime.tasks import stage
 from fullconformal.storage import budget, expect, printable, require, savable
-
-# Multiplications up to which the literal loop takes half the time of the counter: it makes fewer calls.
-LITTLE = {"cpu": 2**25, "cuda": 2**38}
 
 
 @savable
@@ -199,9 +195,6 @@ class Influence(Method):
             x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
             check_outputs(module, x, bag.n_classes)
         elif (self.model is None or is_logistic(self.model)) and bag.X.ndim == 2 and not config.prefit:
-            if bag.n_classes * (bag.X.shape[1] + 1) <= SMALL:
-                # Which takes longer to look at than to fit; the choice itself is checked in any case.
-                return
             x = torch.zeros(1, bag.X.shape[1], dtype=config.dtype or torch.float64)
             module = zero_linear(bag.X.shape[1], bag.n_classes).to(x)
         else:
@@ -238,13 +231,9 @@ def prepare_with(problem: Problem, curvature: Curvature, memory: int, fit: Fit |
 
 @stage("counts")
 def influence_counts(prepared: Prepared, X: Tensor, query: Query) -> Counts:
-    """Counts for the candidates of every x in X (m, ...): by the counter; little work, and what it does not have, by the literal loop."""
+    """Counts for the candidates of every x in X (m, ...): by the counter, or by the literal loop what it does not have."""
     problem = prepared.problem
-    # In float32 the two may differ by a tie, and an object has the same p-values in any batch; a GPU's products depend on it anyway.
-    little = problem.n * len(X) * problem.n_classes * problem.p <= LITTLE.get(X.device.type, LITTLE["cpu"])
-    little = little and (X.dtype == torch.float64 or X.is_cuda)
-    asked = query.prune is True or (query.prune == "auto" and not little)
-    if query.approximation == "direct" and prepared.factor.positive_definite and asked:
+    if query.approximation == "direct" and prepared.factor.positive_definite and query.prune:
         points = None if query.points is None else torch.as_tensor(query.points, device=X.device)
         return direct_counts(prepared, X, query.q, points, query.class_conditional, query.progress)
     given = query.weight(problem.y.cpu().numpy(), problem.n_classes)

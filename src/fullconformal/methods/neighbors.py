@@ -48,6 +48,7 @@ from fullconformal.models.distances import (
     log_kernel,
     log_sum,
     nearest,
+    order_of,
     own_log_sums,
     smallest,
     without_self,
@@ -382,13 +383,6 @@ class FittedNeighbors(Fitted):
         require(not isinstance(bag, KernelDensity) or bag.size.shape == (bag.n_classes,), "class sizes")
         model = expect(state["model"], KNeighborsClassifier, KernelDensityClassifier)
         return cls(bag, model.fit(bag.X, bag.y))
-
-
-def order_of(model: Any) -> float:
-    """The order p ≥ 1 of the Minkowski distance by which a KNeighborsClassifier finds neighbours that count alike; 0 where it does not."""
-    orders = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": float(model.p)}
-    order = orders.get(model.metric, 0.0) if model.weights == "uniform" else 0.0
-    return order if order >= 1 else 0.0
 
 
 @savable

@@ -20,12 +20,11 @@ from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks, saved_bag
+from fullconformal.models.distances import order_of
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
 
 EPS = float(np.finfo(np.float64).eps)
-# Orders of Minkowski's distance, by the names of metrics; 0 where the model has it.
-ORDERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": 0.0}
 
 
 @savable
@@ -146,7 +145,7 @@ class NeighborsRegression(RegressionMethod):
         X, y, model = np.asarray(bag.X, dtype=np.float64), bag.y, self.model
         # Which checks its own parameters.
         fitted = clone(model).fit(X, y)
-        k, order = int(model.n_neighbors), ORDERS[model.metric] or float(model.p)
+        k, order = int(model.n_neighbors), order_of(model)
         if k > len(y):
             raise ValueError(f"n_neighbors={k} is more than n_samples={len(y)}; give fewer neighbours.")
         check_distances(X, order, training=True)

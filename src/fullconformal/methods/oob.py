@@ -52,7 +52,7 @@ from fullconformal.guarantees import APPROXIMATE
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, starts_with
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import log_of
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import LIMITS, expect, require, savable
 
 CLASSIFIERS = (RandomForestClassifier, ExtraTreesClassifier, BaggingClassifier)
 REGRESSORS = (RandomForestRegressor, ExtraTreesRegressor, BaggingRegressor)
@@ -61,8 +61,6 @@ PROMISE = APPROXIMATE.because(
     "the trees that would have drawn the candidate were grown without it; with it, out-of-bag scores are exactly valid. "
     "The difference is measured, not proved"
 )
-# First training objects that are kept, on which a loaded predictor tries its transformers: as many as the estimator keeps of its own.
-KEPT = 20
 # Members whose mean more of them hardly change.
 MANY = 100
 
@@ -180,7 +178,7 @@ class Forest:
         Not of weights: some bootstraps draw points by them, and a candidate would be missed as often as its own weight says.
         """
         check_forest(model)
-        first, share = np.array(np.asarray(X)[:KEPT], dtype=np.float64), share_missed(model, len(y) + 1)
+        first, share = np.array(np.asarray(X)[: LIMITS.rows], dtype=np.float64), share_missed(model, len(y) + 1)
         # Anything but a whole number scikit-learn refuses in its own words.
         if isinstance(asked := model.n_estimators, Integral):
             model = clone(model).set_params(n_estimators=max(int(asked), ceil(min(int(asked), MANY) / share)))
@@ -205,7 +203,7 @@ class Forest:
 
     def holds(self, X: Any) -> bool:
         """Whether objects X are the first training points."""
-        return starts_with(self.first, X[:KEPT])
+        return starts_with(self.first, X[: LIMITS.rows])
 
     def verify(self, kinds: Any) -> None:
         """Raise where a loaded one is not whole."""

@@ -147,7 +147,7 @@ def _restored(estimator: Any, bag: Bag | Values, part: Part, config: Config, the
         return _fit_and_apply(estimator, bag, part, config)
     module = to_device(copy.deepcopy(final), replace(config, device=torch.device("cpu")))
     vector_to_parameters(torch.as_tensor(theta), module.parameters())
-    fitted, X = fit_steps(transformers, own, config)
+    fitted, X = fit_steps(transformers, own.X, own.y, config)
     model = fit_model(module, replace(own, X=X), replace(config, prefit=True))
     assert not isinstance(model, Piped)
     if isinstance(own, Values):
@@ -161,7 +161,8 @@ def _together(estimator: Any, bag: Bag | Values, parts: Sequence[Part], config: 
     learn = [part for part in parts if not bag.part(part[0]).is_trivial]
     steps, inputs = [], []
     for train, _ in learn if transformers is not None else []:
-        fitted, _ = fit_steps(transformers, bag.part(train), config)
+        some = bag.part(train)
+        fitted, _ = fit_steps(transformers, some.X, some.y, config)
         steps.append(fitted)
         inputs.append(transform(fitted, bag.X))
     modules = [to_device(copy.deepcopy(final), config) for _ in learn]
@@ -333,7 +334,7 @@ class FoldRefits:
         """Scores of some training points (k,) and of the candidate of object X (1, ...) where all models have seen all they may."""
         assert self.candidate_folds is not None
         # The folder keeps what was fitted without candidates.
-        config = replace(self.config, work=replace(self.config.work, checkpoint=None), progress=None)
+        config = replace(self.config, work=replace(self.config.work, checkpoint=None))
         n, candidate = len(self.bag.y), self.candidate_folds(X)[:, 0]
         bag = self.bag.with_candidate(X, label)
         out = np.empty((len(self.fold), n + 1, bag.n_classes))

@@ -22,8 +22,8 @@ from fullconformal.methods.influence import Influence
 from fullconformal.methods.influence_regression import TangentRegression
 from fullconformal.methods.lasso import LassoRegression
 from fullconformal.methods.last_layer import LastLayer
-from fullconformal.methods.neighbors import Neighbors, order_of
-from fullconformal.methods.neighbors_regression import ORDERS, NeighborsRegression
+from fullconformal.methods.neighbors import Neighbors
+from fullconformal.methods.neighbors_regression import NeighborsRegression
 from fullconformal.methods.oob import OutOfBag, check_forest, is_forest
 from fullconformal.methods.refit import Refit
 from fullconformal.methods.refit_regression import RefitRegression
@@ -31,7 +31,7 @@ from fullconformal.methods.regression import RegressionMethod
 from fullconformal.methods.ridge import RidgeRegression
 from fullconformal.methods.unseen import FoldsRegression, OutOfBagRegression
 from fullconformal.models.adapters import is_known, is_skorch
-from fullconformal.models.distances import KernelDensityClassifier
+from fullconformal.models.distances import ORDERS, KernelDensityClassifier, order_of
 from fullconformal.runtime.tasks import duration
 from fullconformal.storage import require
 
@@ -218,9 +218,7 @@ def why_not_exact(model: Any) -> str:
         return f"RidgeCV(alphas={model.alphas!r}) are not numbers > 0"
     if isinstance(model, ElasticNet) and not (model.alpha > 0 and model.l1_ratio > 0):
         return f"{name}(alpha={model.alpha!r}, l1_ratio={model.l1_ratio!r}) has no L1 penalty; take Ridge or LinearRegression"
-    if isinstance(model, KNeighborsRegressor) and not (
-        model.weights == "uniform" and model.metric in ORDERS and model.p >= 1
-    ):
+    if isinstance(model, KNeighborsRegressor) and not (order_of(model) and model.p >= 1):
         return (
             f"KNeighborsRegressor(weights={model.weights!r}, metric={model.metric!r}, p={model.p!r}) is not of weights='uniform', a metric "
             f"among {sorted(ORDERS)}, and p ≥ 1"

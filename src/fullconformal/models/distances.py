@@ -17,6 +17,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 FloatArray = npt.NDArray[np.float64]
 
+# Orders of Minkowski's distance, by the names of metrics; 0 where the model has it.
+ORDERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "minkowski": 0.0}
+
+
+def order_of(model: Any) -> float:
+    """The order of Minkowski's distance by which a k-NN model compares objects; 0 for other metrics and weights, and orders below 1."""
+    known = model.weights == "uniform" and model.metric in ORDERS
+    order = ORDERS[model.metric] or float(model.p) if known else 0.0
+    return order if order >= 1 else 0.0
+
 
 @dataclass(frozen=True)
 class Near:

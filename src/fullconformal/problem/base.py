@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fullconformal.losses import SOFTMAX, Loss
-from fullconformal.problem.chain import Trace, activate, convolution_rows, plain_convolutions, read_model, with_one
+from fullconformal.problem.chain import Trace, activate, read_model, with_one
 from fullconformal.problem.rows import Rows, join, summed
 from fullconformal.runtime.numerics import full_precision
 from fullconformal.runtime.replicas import replica
 from fullconformal.storage import expect, require, savable
 from fullconformal.storage.modules import check_activations
 
-# Points that go through the model together, at least; of chains of dense layers as many as make so many numbers of a layer.
-CHUNK, NUMBERS = {"cpu": 1024, "cuda": 4096}, {"cpu": 2**19, "cuda": 2**22}
+# Points that go through the model together.
+CHUNK = {"cpu": 1024, "cuda": 4096}
 
 
 class Block(NamedTuple):
@@ -77,7 +77,6 @@ class Problem:
         names = {id(q): name for name, q in named.items()}
         in_tail = {id(q) for layer in self.tail for q in layer.parameters}
         self.prefix_names = [name for name, q in named.items() if q.requires_grad and id(q) not in in_tail]
-        self.convolutions = plain_convolutions(self.prefix, self.prefix_names) if self.tail else []
         self.tail_names = [[names[id(q)] for q in layer.parameters] for layer in self.tail if layer.trainable]
         self.params = {name: q.detach() for name, q in named.items() if q.requires_grad}
 
@@ -90,10 +89,7 @@ class Problem:
                 o, i = layer.linear.weight.shape
                 start = self.blocks[-1].stop if self.blocks else 0
                 self.blocks.append(Block(k, start, o, i + (layer.linear.bias is not None)))
-        kind = "cuda" if X.is_cuda else "cpu"
-        self.chunk = chunk or CHUNK[kind]
-        if chunk is None and math.isfinite(self.size):
-            self.chunk = max(self.chunk, NUMBERS[kind] // max(max(layer.linear.weight.shape) for layer in self.tail))
+        self.chunk = chunk or CHUNK["cuda" if X.is_cuda else "cpu"]
         by_name = penalty if isinstance(penalty, Mapping) else dict.fromkeys(self.params, float(penalty))
         self.penalty = self.pack({n: torch.full_like(q, by_name.get(n, 0.0)) for n, q in self.params.items()})
 
@@ -267,8 +263,6 @@ class Problem:
 
     def prefix_rows(self, X: Tensor, weights: Tensor) -> Tensor:
         """Σ_c weights[·, r, c] ∂f_c/∂(prefix parameters), (k, R, width), written out, from weights (k, R, C)."""
-        if self.convolutions:
-            return convolution_rows(self.prefix, self.convolutions, self.tail, X, weights)
         model, chosen = replica(self.model), {n: self.params[n] for n in self.prefix_names}
         rest = {n: q for n, q in self.params.items() if n not in chosen}
 

@@ -132,7 +132,7 @@ class Comparison(MethodTable):
 
     def _overall_groups(self) -> list[Group]:
         """Metrics that do not depend on a level, and the gap between classes at the middle one."""
-        level = float(self.levels[len(self.levels) // 2])
+        level = self.middle
         heads = {"size_auc": "size AUC", "fuzziness": "fuzziness", "observed_fuzziness": "obs. fuzziness"}
 
         def cells(metric: str, level: float | None = None, show: Callable[[Estimate], str] = str) -> dict[str, str]:
@@ -229,11 +229,6 @@ class IntervalComparison(MethodTable):
         if metric == "mean_width":
             return metrics.per_object(metrics.mean_width, ends)
         return metrics.per_object(metrics.interval_score, ends, self.y, confidence_level=level)
-
-    @property
-    def middle(self) -> float:
-        """The middle one of the levels."""
-        return float(self.levels[len(self.levels) // 2])
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the mean width of each method against the confidence level, and return the axes."""

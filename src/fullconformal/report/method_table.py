@@ -93,6 +93,11 @@ class MethodTable(ABC):
             self.estimate(method, metric, level)
         return welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
 
+    @property
+    def middle(self) -> float:
+        """The middle one of the levels."""
+        return float(self.levels[len(self.levels) // 2])
+
     def guarantee_group(self) -> Group:
         """What is promised, by method."""
         return Group("", {"guarantee": {k: self.guarantees.get(k, "") for k in self.methods if k not in self.errors}})
