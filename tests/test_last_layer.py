@@ -188,6 +188,17 @@ def test_objects_in_blocks_under_a_small_memory_are_the_same():
     assert seen == [(k, 9) for k in range(1, 10)]
 
 
+def test_rounding_is_granted_to_whole_products(less_than_single):
+    """In float32, whatever torch was asked for."""
+    W, phi, logits, y, phi_x, logits_x = draw(300)
+    asked = set()
+    last_layer_counts(
+        bag_of(W, phi, logits, y), phi_x, logits_x, 1.0,
+        progress=lambda *at: asked.add(torch.backends.mkldnn.matmul.fp32_precision),
+    )  # fmt: skip
+    assert asked == {"ieee"}
+
+
 def test_the_share_of_scores_formed_falls_as_n_grows():
     shares = []
     for n in (1000, 4000, 16000):

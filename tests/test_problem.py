@@ -113,17 +113,29 @@ def test_losses_and_residuals_keep_their_digits_where_the_model_is_sure():
             assert ((own - every).abs() < 4 * torch.finfo(dtype).eps * (gap + 10)).all()
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_no_tf32_where_scores_are_made(allowed):
-    """Whatever the user allows, which stands again afterwards."""
-    flags = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [flag.allow_tf32 for flag in flags]
+@pytest.mark.parametrize("asked", ["nothing", "highest", "high", "medium", "older names"])
+def test_products_have_all_their_digits_where_scores_are_made(asked):
+    """Whatever the user asked for, which stands again afterwards and which torch still tells."""
+    cudnn, mkldnn, matmul = torch.backends.cudnn, torch.backends.mkldnn, torch.backends.cuda.matmul
+    places = [matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    untouched = [place.fp32_precision for place in places]
     try:
-        for flag in flags:
-            flag.allow_tf32 = allowed
+        if asked == "older names":
+            matmul.allow_tf32 = cudnn.allow_tf32 = True
+        elif asked != "nothing":
+            torch.set_float32_matmul_precision(asked)
+
+        def told():
+            return torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
+
+        before = told(), [place.fp32_precision for place in places]
         with full_precision():
-            assert not any(flag.allow_tf32 for flag in flags)
-        assert all(flag.allow_tf32 == allowed for flag in flags)
+            assert not {place.fp32_precision for place in places} & {"tf32", "bf16"}
+            with cudnn.flags(enabled=False):  # as a module may ask for
+                pass
+        assert (told(), [place.fp32_precision for place in places]) == before
     finally:
-        for flag, value in zip(flags, before, strict=True):
-            flag.allow_tf32 = value
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = True
+        for place, value in zip(places, untouched, strict=True):
+            place.fp32_precision = value

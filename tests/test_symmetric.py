@@ -348,6 +348,17 @@ def test_lengths_in_single_precision_are_no_less_than_they_are_and_close(scale):
 
 
 @pytest.mark.parametrize("q", [0, 1])
+def test_bounds_in_single_precision_are_made_of_whole_products(q, less_than_single):
+    """Their rounding is bounded as that of float32, whatever torch was asked for; the last ones are followed by the progress."""
+    rng, asked = np.random.default_rng(0), set()
+    bag = bag_of(rng.normal(size=(40, 3)), np.arange(40) % 3, 3, np.ones(3))
+    X = torch.tensor(rng.normal(size=(5, 3)))
+    for counts in symmetric_counts, exact_counts:
+        counts(bag, X, q, progress=lambda *done: asked.add(torch.backends.mkldnn.matmul.fp32_precision))
+    assert asked == {"ieee"}
+
+
+@pytest.mark.parametrize("q", [0, 1])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_error_of_the_fit_on_Z_is_granted_to_candidates_that_are_as_sure_as_can_be(q, sign):
     """An added point becomes more likely than at the minimiser, from which the fit on Z is off: candidates within that of points."""

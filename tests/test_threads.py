@@ -110,7 +110,8 @@ def test_a_replica_has_the_module_s_tensors_and_hooks_of_its_own():
 
 
 def test_switches_are_given_back_by_the_last_thread():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    places = torch.backends.cudnn.conv, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = [place.fp32_precision for place in places]
     inside, outside = Barrier(2), Barrier(2)
 
     def first():
@@ -121,15 +122,14 @@ def test_switches_are_given_back_by_the_last_thread():
         inside.wait()
         # While the first thread needs whole products nobody gets less.
         with full_precision(), tensor_cores():
-            seen = torch.backends.cuda.matmul.allow_tf32
             outside.wait()
-            return seen, torch.backends.cudnn.allow_tf32
+            return {place.fp32_precision for place in places}
 
     with ThreadPoolExecutor(2) as pool:
         other, own = pool.submit(first), pool.submit(second)
-        assert own.result() == (False, False)
+        assert own.result() <= {"ieee", "none"}
         other.result()
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+    assert [place.fp32_precision for place in places] == before
 
 
 def test_points_solved_for_by_another_thread_meanwhile(monkeypatch):

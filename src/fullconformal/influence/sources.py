@@ -23,7 +23,7 @@ from fullconformal.influence.candidates import HUGE, TINY, Candidates, Root, wit
 from fullconformal.influence.prepared import Prepared
 from fullconformal.influence.sorted_points import Ranges, SortedPoints
 from fullconformal.problem import Rows, flat, squared_norms
-from fullconformal.runtime.numerics import single_is_whole, whole_sums
+from fullconformal.runtime.numerics import whole_sums
 
 LONGEST = 2**17  # terms up to which as many additions in float32 err by that many units
 HALF_ERROR = 2.0**-9  # of a product in half precision, relative to σ_i·ρ
@@ -46,8 +46,7 @@ class Source(ABC):
         self.room = max(1, prepared.memory // 16 // (4 * p * size))  # candidates whose rows are made together
         self.terms = p  # of which products are sums
         self.portion = len(bag)  # points whose rows are held together
-        # Float32 serves where its products are what they should be.
-        self.single = X.dtype == torch.float64 and p <= LONGEST and (X.is_cuda or single_is_whole())
+        self.single = X.dtype == torch.float64 and p <= LONGEST
         # Labels of an object share n·p operations of their products with solved points, p² of their solves: with 1,210 parameters and 797
         # points it takes half the time, with 650 three quarters, since the lengths of rows leave few points to be met. Only where nothing
         # else bounds ŝ.

@@ -42,6 +42,7 @@ from fullconformal.curvature.base import CurvatureError, Factor, smallest_eigenv
 from fullconformal.curvature.dense import factorise
 from fullconformal.losses import SOFTMAX
 from fullconformal.pvalues import Counts
+from fullconformal.runtime.numerics import full_precision
 from fullconformal.runtime.tasks import Progress
 from fullconformal.storage import savable
 
@@ -208,6 +209,7 @@ class LayerBag:
 
 
 @torch.no_grad()
+@full_precision()
 def last_layer_counts(
     bag: LayerBag,
     features: Tensor,

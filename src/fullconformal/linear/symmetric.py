@@ -47,7 +47,7 @@ from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
 from fullconformal.linear.newton import first_step, refit
 from fullconformal.losses import relative
-from fullconformal.runtime.numerics import each_alone, keep_freed
+from fullconformal.runtime.numerics import each_alone, full_precision, keep_freed
 from fullconformal.runtime.tasks import Progress
 
 Enough = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -208,10 +208,11 @@ def count_objects(
     parts, out = [slice(*ends) for ends in pairwise([*starts, m])], x.new_zeros(2, m, C)
     # Threads of torch meet at the end of every product: on a busy machine that costs a single object twenty times what they save.
     share = map if x.is_cuda or (len(parts) == 1 and n * x.shape[0] * bag.K * C > 2**28) else each_alone
-    for part, found in zip(parts, share(counted, (objects[part] for part in parts)), strict=True):
-        out[:, part] = found
-        if progress is not None:
-            progress(part.stop, m)
+    with full_precision():
+        for part, found in zip(parts, share(counted, (objects[part] for part in parts)), strict=True):
+            out[:, part] = found
+            if progress is not None:
+                progress(part.stop, m)
     if lost:
         rows = f"{', '.join(map(str, list(lost)[:10]))}{' and others' * (len(lost) > 10)}"
         warnings.warn(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from threadpoolctl import ThreadpoolController
-from torch.backends import cudnn
+from torch.backends import cudnn, mkldnn
 from torch.backends.cuda import matmul
 
 FEW = 2**20  # multiplications that one thread is done with before a second has begun
@@ -95,35 +95,47 @@ def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
 
 
 class _Switch:
-    """One of torch's switches, which are the whole process's: off while any thread wants it so, given back by the last to go."""
+    """One of torch's settings, which are the whole process's: `off` while any thread wants it so, given back by the last to go."""
 
-    def __init__(self, place: Any, name: str):
-        self.place, self.name, self.lock = place, name, Lock()
+    def __init__(self, name: str, off: Any, on: Any, *places: Any):
+        self.name, self.values, self.places, self.lock = name, (off, on), places, Lock()
         self.wanted: list[bool] = []
 
     @contextmanager
     def set(self, value: bool) -> Iterator[None]:
         with self.lock:
             if not self.wanted:
-                self.before = getattr(self.place, self.name)
+                self.before = [getattr(place, self.name) for place in self.places]
             self.wanted.append(value)
-            setattr(self.place, self.name, all(self.wanted))
+            self._put()
         try:
             yield
         finally:
             with self.lock:
                 self.wanted.remove(value)
-                setattr(self.place, self.name, all(self.wanted) if self.wanted else self.before)
+                self._put()
+
+    def _put(self) -> None:
+        common = self.values[all(self.wanted)]
+        for place, before in zip(self.places, self.before, strict=True):
+            setattr(place, self.name, common if self.wanted else before)
 
 
-CONVOLUTIONS, PRODUCTS = _Switch(cudnn, "allow_tf32"), _Switch(matmul, "allow_tf32")
-HALF_SUMS = _Switch(matmul, "allow_fp16_reduced_precision_reduction")
+# The older name where modules ask for it (`cudnn.flags`), elsewhere the newer: after the older was set torch may refuse to say how precise
+# its products are.
+CUDNN = _Switch("allow_tf32", False, True, cudnn)
+PRODUCTS = _Switch("fp32_precision", "ieee", "tf32", matmul)
+ON_CPU = _Switch("fp32_precision", "ieee", "tf32", mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+HALF_SUMS = _Switch("allow_fp16_reduced_precision_reduction", False, True, matmul)
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32, which torch allows in convolutions, and in products if asked to: scores are compared more finely than its three digits."""
-    with CONVOLUTIONS.set(False), PRODUCTS.set(False):
+    """Products of float32 with all their digits, whatever torch was asked for: of TF32 and bfloat16 three are left, which decide no score.
+
+    A GPU has TF32 in convolutions by default, in products on request; some CPUs have units for TF32 or bfloat16.
+    """
+    with CUDNN.set(False), PRODUCTS.set(False), ON_CPU.set(False):
         yield
 
 
@@ -140,9 +152,3 @@ def tensor_cores() -> AbstractContextManager[None]:
 def whole_sums() -> AbstractContextManager[None]:
     """Products in half precision are added up in float32 throughout, which torch does not insist on by default."""
     return HALF_SUMS.set(False)
-
-
-def single_is_whole() -> bool:
-    """Whether products of float32 on a CPU are formed in float32: torch may have been asked for less, which some CPUs have units for."""
-    precision: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return precision in ("ieee", "none")
