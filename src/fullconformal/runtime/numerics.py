@@ -125,7 +125,7 @@ class _Switch:
 # its products are.
 CUDNN = _Switch("allow_tf32", False, True, cudnn)
 PRODUCTS = _Switch("fp32_precision", "ieee", "tf32", matmul)
-ON_CPU = _Switch("fp32_precision", "ieee", "tf32", mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+ON_CPU = _Switch("fp32_precision", "ieee", "tf32", *(getattr(mkldnn, name) for name in ("matmul", "conv", "rnn")))
 HALF_SUMS = _Switch("allow_fp16_reduced_precision_reduction", False, True, matmul)
 
 
