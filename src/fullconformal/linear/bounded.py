@@ -67,7 +67,7 @@ def bounded_order(
     columns: Tensor,
     q: float,
     accuracy: float,
-    left: Callable[[Tensor], Tensor],
+    left: Callable[[Tensor], Tensor] | None = None,
     start: Added | None = None,
 ) -> tuple[Tensor, Added]:
     """Order (B, n) of the training points' scores against those of candidates of objects, 0 where it is open, and the fits.
@@ -78,7 +78,7 @@ def bounded_order(
     by a factor that `hessian_factors` bounds, and r is 1 − π_y times a mean of e_k − e_y: its margin grows by at most m(A')(1 − π_y), m as
     in `linear.reference` of its own class, and does not decrease. Points which that leaves open have A°r, where the Hessian has moved far
     bounds on A' of their own (`linear.reference.Energies`), and where that is not enough A'r from a solve, as the candidates have.
-    ``left(order)`` says which candidates (B,) are still to be decided.
+    ``left(order)`` says which candidates (B,) are still to be decided; all of them where there is none.
     """
     dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
     at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
@@ -98,13 +98,14 @@ def bounded_order(
     grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
     most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
     order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
-    pairs = ((order == 0) & left(order)[:, None]).nonzero()
+    pairs = ((order == 0) if left is None else (order == 0) & left(order)[:, None]).nonzero()
     column, point = pairs.T
     error, closest = torch.empty_like(column, dtype=tau.dtype), torch.empty_like(column, dtype=tau.dtype)
 
     def still() -> Tensor:
         """Which of the pairs (b,) are open."""
-        return (order[column, point] == 0) & left(order)[column]
+        open_ = order[column, point] == 0
+        return open_ if left is None else open_ & left(order)[column]
 
     def compare(part: Tensor, *known: Tensor) -> None:
         """Decide the order of some pairs by what is known of their A'."""
@@ -176,7 +177,8 @@ def few_solves(bag: LinearBag) -> int:
 def _margins(bag: LinearBag, fits: Added) -> tuple[Tensor, Tensor]:
     """Margins (B, n) of the training points at the fits, and the probabilities 1 − π_y; none beyond what a precision holds."""
     if bag.K == 1:
-        return relative.margin(fits.z, bag.y), torch.where(bag.y == 0, fits.pi[:, 1], fits.pi[:, 0])
+        margin = relative.margin(fits.z, bag.y)
+        return margin, margin.sigmoid()
     own = fits.pi.gather(1, bag.y.expand(len(fits.pi), 1, -1))[:, 0]
     other = torch.zeros_like(own)
     for pi, mine in zip(fits.pi.unbind(1), bag.reference.own.to(own.dtype), strict=True):

@@ -149,7 +149,7 @@ def symmetric_counts(
             def left(order: Tensor, columns: Tensor = columns) -> Tensor:
                 return open_after(order, columns)
 
-            order, fits = bounded_order(bag, change, columns, q, accuracy, left, start)
+            order, fits = bounded_order(bag, change, columns, q, accuracy, left if enough else None, start)
             unsure = left(order)
             # Finer fits do not help where many points are open by what is not known of the Hessian.
             many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)

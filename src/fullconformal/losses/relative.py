@@ -77,7 +77,7 @@ def second(z: Tensor) -> Tensor:
 def margin(z: Tensor, y: Tensor) -> Tensor:
     """log(e^ℓ − 1) = logsumexp_{k≠y} f_k − f_y (..., B), which orders points as the loss ℓ = softplus(margin) does."""
     if z.shape[-2] == 1:
-        return torch.where(y == 0, z.squeeze(-2), -z.squeeze(-2))
+        return z.squeeze(-2) * (1 - 2 * y).to(z.dtype)
     f = torch.cat([torch.zeros_like(z[..., :1, :]), z], -2)
     index = y.unsqueeze(-2).expand(*f.shape[:-2], 1, f.shape[-1])
     return f.scatter(-2, index, -torch.inf).logsumexp(-2) - f.gather(-2, index).squeeze(-2)
