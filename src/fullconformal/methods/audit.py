@@ -27,6 +27,11 @@ from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import Progress
 from fullconformal.sets import members
 
+NO_REFITS = (
+    "an audit refits the model, which out-of-bag scores have no rule for, and for which a loaded predictor has no training points; "
+    "check the coverage on held-out points instead."
+)
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -218,8 +223,8 @@ def audit_fitted(
     n, first = fitted.n, fitted.at(take(X, [0]), 0)[0]
     refits = ProblemRefits(first, rng) if isinstance(first, FittedProblem) else first.refits()
     if refits is None and not fitted.guarantee.is_exact:
-        other = "check the coverage on held-out points" if fitted.guarantee.reason else "audit on arrays"
-        raise ValueError(f"an audit refits the model, and this one's training points were not kept; {other} instead.")
+        unkept = "an audit refits the model, and this one's training points were not kept; audit on arrays instead."
+        raise ValueError(NO_REFITS if fitted.guarantee.reason else unkept)
     starts = len(refits.starts) if isinstance(refits, ProblemRefits) else 1
     n_points, total = n, 0
     if isinstance(refits, ProblemRefits):
@@ -316,9 +321,7 @@ def audit_regression(
     """
     n, own = fitted.n, fitted.refits()
     if own is None and not fitted.keeps_points:
-        raise ValueError(
-            "an audit refits the model, and this one's training points were not kept; check the coverage on held-out points instead."
-        )
+        raise ValueError(NO_REFITS)
     if own is not None:
         # Which score all points at once.
         n_pairs = max(1, min(n_pairs, max_refits // own.a_pair))
