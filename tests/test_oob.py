@@ -181,7 +181,7 @@ def test_what_is_promised_is_not_more_than_is_known():
     assert clf.guarantee_.coverage(0.9) == 0
     assert not any("exactly valid:" in note for note in clf.notes()) and "grown without it" in clf.notes()[-1]
     assert "approximate" in str(clf.diagnose()) and "oob" in str(clf.diagnose())
-    with pytest.raises(ValueError, match="out-of-bag scores have no rule for.* check the coverage on held-out points"):
+    with pytest.raises(ValueError, match=r"out-of-bag scores have no rule for.* check the coverage on held-out points"):
         clf.audit(objects)
 
 
