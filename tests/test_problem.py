@@ -4,6 +4,7 @@ import pytest
 import torch
 from cases import MODELS, draw
 from torch import nn
+from torch.backends.cuda import matmul
 from torch.func import grad, jacrev
 
 from fullconformal.losses import SOFTMAX
@@ -139,3 +140,14 @@ def test_products_have_all_their_digits_where_scores_are_made(asked):
         cudnn.allow_tf32 = True
         for place, value in zip(places, untouched, strict=True):
             place.fp32_precision = value
+
+
+def test_all_layers_of_a_pass_have_full_precision():
+    """Losses of the training points come of traces, those of candidates of logits: less precise products in one of them would part ties."""
+    seen, net = [], nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net[2].register_forward_hook(lambda *_: seen.append(matmul.fp32_precision))
+    problem = Problem(net, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]))
+    for run in (problem.trace, problem.logits):
+        seen.clear()
+        run(problem.X)
+        assert set(seen) == {"ieee"}

@@ -251,14 +251,14 @@ class Problem:
     @torch.no_grad()
     def trace(self, X: Tensor, second: bool = False) -> Trace:
         """One pass through prefix and tail, with φ″ where `second` is set."""
+        inputs, slopes, bends = list[Tensor](), list[Tensor](), list[Tensor | None]()
         with full_precision():
             a = self.prefix(X)
-        inputs, slopes, bends = list[Tensor](), list[Tensor](), list[Tensor | None]()
-        for layer in self.tail:
-            inputs.append(with_one(layer, a))
-            a, slope, bend = activate(layer, layer.linear(a), second)
-            slopes.append(slope)
-            bends.append(bend)
+            for layer in self.tail:
+                inputs.append(with_one(layer, a))
+                a, slope, bend = activate(layer, layer.linear(a), second)
+                slopes.append(slope)
+                bends.append(bend)
         return Trace(inputs, slopes, bends, a)
 
     def prefix_rows(self, X: Tensor, weights: Tensor) -> Tensor:
