@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -44,10 +45,13 @@ L2_LINEAR, L2_NETWORK = 1e-3, 1e-2
 # Problems -------------------------------------------------------------------------------------------------------------
 
 
-def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -> Problem:
+def fit_problem(
+    model: Any, bag: Bag, config: Config, linear_fit: bool = True, check: Callable[[Problem], object] | None = None
+) -> Problem:
     """Fit a classifier to a bag, and state the problem at its parameters.
 
-    Without ``linear_fit`` a linear problem is left to who asked, who fits it as a bag (`methods.convex`).
+    Without ``linear_fit`` a linear problem is left to who asked, who fits it as a bag (`methods.convex`). ``check`` is given the problem
+    before anything is trained here; not that of a head, which needs the features of the rest.
     """
     if not isinstance(model, nn.Module):
         check_squares(bag.X, name_of(config.dtype or torch.float64))
@@ -58,6 +62,11 @@ def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -
     # A pretrained backbone may know other classes.
     if model is not None and not (config.head is not None and config.prefit):
         check_outputs(module, X, bag.n_classes)
+    if config.head is None:
+        # Training is in place: the problem is of the parameters as they will be.
+        problem = Problem(module, X, y, penalty, loss=config.loss)
+        if check is not None:
+            check(problem)
     if isinstance(model, nn.Module) and not config.prefit:
         train(
             module, X, y, penalty, max_epochs=config.max_epochs, seed=config.seed, progress=config.progress, loss=config.loss
@@ -66,11 +75,11 @@ def fit_problem(model: Any, bag: Bag, config: Config, linear_fit: bool = True) -
         # As objects will be given later.
         X = to_tensor(bag.X, config.device, torch.float64, training=True)
         return _head_problem(module, config.head, X, y, bag.n_classes, config.l2, linear_fit)
-    problem = Problem(module, X, y, penalty, loss=config.loss)
     with alone(problem.n * problem.size):
-        if linear_fit and problem.is_linear and not config.prefit:
+        if config.prefit or not problem.is_linear:
+            check_finite(problem)
+        elif linear_fit:
             fit_linear(problem)
-        check_finite(problem)
     return problem
 
 

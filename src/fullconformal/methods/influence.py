@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Self
@@ -20,11 +19,10 @@ from fullconformal.influence.prepared import Known, Prepared, prepare
 from fullconformal.influence.scores import all_scores, check_far, count_scores
 from fullconformal.influence.shards import Fit
 from fullconformal.linear.span import Span, span_of
-from fullconformal.methods.base import CPU, Bag, Config, FloatArray, Method, Query
-from fullconformal.methods.fitting import L2_NETWORK, FittedProblem, fit_problem, settings_of, to_device
-from fullconformal.models.adapters import is_logistic, penalises
-from fullconformal.models.networks import zero_linear
-from fullconformal.models.requirements import check_outputs, check_squares, name_of, to_tensor
+from fullconformal.methods.base import Bag, Config, FloatArray, Method, Query
+from fullconformal.methods.fitting import FittedProblem, fit_problem, settings_of
+from fullconformal.models.adapters import penalises
+from fullconformal.models.requirements import check_squares, name_of
 from fullconformal.problem import Problem
 from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import alone
@@ -140,7 +138,6 @@ class Influence(Method):
             # Whose error names a column.
             check_squares(bag.X, name_of(config.dtype or torch.float64))
             bag = Bag(span.coordinates(bag.X), bag.y, bag.classes)
-        self._check_memory(bag, config)
         fit = self._shared(bag, config)
         problem = self.problem(bag, config, fit)
         choice = choice_of(problem, config)
@@ -153,13 +150,17 @@ class Influence(Method):
         return FittedInfluence(ready, name, choice.curvature.damping is None, held, estimates, span)
 
     def problem(self, bag: Bag, config: Config, fit: Fit | None) -> Problem:
-        """The fitted problem, from the parts of a fit that is shared out where there is one."""
+        """The fitted problem, from the parts of a fit that is shared out where there is one.
+
+        Where no curvature fits the memory that is told before any training.
+        """
+        check = partial(choice_of, config=config)
         if fit is None:
-            return fit_problem(self.model, bag, config)
+            return fit_problem(self.model, bag, config, check=check)
 
         def fitted(trained: bool) -> Problem:
             trained = trained and isinstance(self.model, nn.Module) and config.head is None
-            return fit_problem(self.model, bag, replace(config, prefit=True) if trained else config)
+            return fit_problem(self.model, bag, replace(config, prefit=True) if trained else config, check=check)
 
         return fit.problem(fitted)
 
@@ -185,24 +186,6 @@ class Influence(Method):
         key = settings_of(model), config.l2, config.prefit, config.max_epochs, config.seed, config.head
         how = str(config.dtype), config.curvature, config.damping, config.memory, config.loss
         return Fit.open(config.work, bag.X, bag.y, repr((*key, *how)))
-
-    def _check_memory(self, bag: Bag, config: Config) -> None:
-        """Raise, before any training, where the curvature of a module or of a logistic regression cannot fit."""
-        if config.head is not None:
-            return
-        if isinstance(self.model, nn.Module):
-            module = to_device(copy.deepcopy(self.model), replace(config, device=CPU))
-            x = to_tensor(bag.X[:2], CPU, next(module.parameters()).dtype, training=True)
-            check_outputs(module, x, bag.n_classes)
-        elif (self.model is None or is_logistic(self.model)) and bag.X.ndim == 2 and not config.prefit:
-            x = torch.zeros(1, bag.X.shape[1], dtype=config.dtype or torch.float64)
-            module = zero_linear(bag.X.shape[1], bag.n_classes).to(x)
-        else:
-            return
-        n, l2 = len(bag.y), L2_NETWORK if config.l2 is None else config.l2
-        # As many points as there are, without their memory.
-        X, y = x[:1].expand(n, *x.shape[1:]), torch.zeros(1, dtype=torch.long).expand(n)
-        choice_of(Problem(module, X, y, n * l2, loss=config.loss), config)
 
 
 def choice_of(problem: Problem, config: Config) -> Choice:
