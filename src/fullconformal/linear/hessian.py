@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import Change, LinearBag, at_points, without
-from fullconformal.linear.products import places
+from fullconformal.linear.products import gram, places
 from fullconformal.losses.relative import pairs, second, spread, unpacked
 from fullconformal.runtime.numerics import threads
 
@@ -32,9 +32,13 @@ def hessian(bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor) -> 
     """∇²F (B, p, p) given ℓ'' (n, Q, B) of the training points, of which those of removed points are set to zero."""
     d, K, B = theta.shape
     p, Q = d * K, K * (K + 1) // 2
-    packed = bag.products.gram(without(change, S).reshape(-1, Q * B))
-    full = packed.view(-1, B).T.contiguous().index_select(1, _places(d, K, S.device))
-    H = full.view(B, p, p)
+    weights = without(change, S).reshape(-1, Q * B)
+    if Q * B == 1:
+        # They are not negative, and the sum is a square.
+        H = gram(bag.X * weights.sqrt())[None]
+    else:
+        packed = bag.products.gram(weights).view(-1, B).T.contiguous()
+        H = packed.index_select(1, _places(d, K, S.device)).view(B, p, p)
     if change is not None and change.factors is not None:
         own = (bag.penalty[:, None] * change.factors).T[:, None, None]
         H.view(B, d, K, d, K).diagonal(dim1=1, dim2=3).add_(bag.coupling[:, :, None] * own)

@@ -64,10 +64,8 @@ class Products:
         self.kept: Tensor | None = None
 
     def gram(self, W: Tensor) -> Tensor:
-        """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), for columns of weights W (n, J); a single column's are not negative."""
+        """Σ_i w_i x_i x_iᵀ, packed (d(d+1)/2, J), for columns of weights W (n, J)."""
         i, j = pairs(self.d, W.device)[0]
-        if W.shape[1] == 1:
-            return gram(self.x.T * W.sqrt())[i, j, None]
         if W.shape[1] <= self.few:
             return torch.stack([((self.x * w) @ self.x.T)[i, j] for w in W.T], 1)
         out = W.new_zeros(len(i), W.shape[1])

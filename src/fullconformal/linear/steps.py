@@ -13,7 +13,7 @@ from fullconformal.linear.products import gram
 from fullconformal.losses.relative import all_probabilities, residual, second
 
 # Multiplications of one Hessian from which conjugate gradients are faster: 2 to 3 times with 10 classes or 10,000 points of 30 features;
-# below, their many small steps take longer.
+# below, their many small steps take longer. Those of a Hessian that is a single square count a quarter: half of it is formed, in place.
 LARGE = 2**20
 MOST = 100  # products of a step at most, before the Hessian is factorised instead
 
@@ -24,7 +24,7 @@ class Steps:
     def __init__(self, bag: LinearBag, change: Change | None) -> None:
         (n, d), K = bag.X.shape, bag.K
         self.bag, self.change = bag, change
-        self.iterative = change is None and n * d * d * K * (K + 1) // 2 > LARGE
+        self.iterative = change is None and n * d * d * (K * (K + 1) / 2 if K > 1 else 0.25) > LARGE
         self.inverse: Any = None
 
     def __call__(self, theta: Tensor, z: Tensor, G: Tensor, left: float) -> Tensor | None:
