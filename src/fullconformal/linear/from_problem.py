@@ -79,7 +79,7 @@ class Regression:
         (block,) = problem.blocks
         a, penalty = design(problem, problem.X), problem.penalty[: block.i].double()
         # A look at the columns here, where they are, saves a large design matrix its way to NumPy.
-        narrow = len(a) > FEWER * a.shape[1] and bool(a.sum(0).all() or a.abs().sum(0).all())
+        narrow = len(a) > FEWER * a.shape[1] and bool(a[:8].any(0).all() or a.abs().sum(0).all())
         span = None if narrow else span_of(a.cpu().numpy(), penalty.cpu().numpy())
         W = problem.theta.view(block.o, block.i).double()
         start = (M @ (W if span is None else by_numpy(span.start, W))).T.contiguous()
