@@ -88,22 +88,23 @@ class _Counter:
         left = (high > low).nonzero()[:, 0]
         if source.has_top and len(left):
             left = self._count_top(found, low, high, left)
-        self.solved = len(left) / max(1, len(found))
+        total = max(1, len(found))
+        done, self.solved = total - len(left), len(left) / total
         bag.spent += len(left)
-        source.begin(found[left])
-        done = len(found) - len(left)
-        for index in self._portions(low[left], high[left]):
-            mine, lows, highs, points = left, low[left], high[left], self.points
+        found, low, high = found[left], low[left], high[left]
+        source.begin(found)
+        for index in self._portions(low, high):
+            part, lows, highs, points = found, low, high, self.points
             if index is not None:
-                lows, highs = (ends.clamp(int(index[0]), int(index[-1]) + 1) for ends in (lows, highs))
-                mine, lows, highs = (v[highs > lows] for v in (left, lows, highs))
-                points = points.at(index)
+                lows, highs = (ends.clamp(int(index[0]), int(index[-1]) + 1) for ends in (low, high))
+                met = (highs > lows).nonzero()[:, 0]
+                part, lows, highs, points = found[met], lows[met], highs[met], points.at(index)
             source.hold(index)
-            for at, *ends in zip(*(v.split(source.room) for v in (mine, lows, highs)), strict=True):
-                self._count_some(source, found[at], ends[0], ends[1], points, index)
-                done += len(at)
+            for at in (slice(start, start + source.room) for start in range(0, len(part), source.room)):
+                self._count_some(source, part[at], lows[at], highs[at], points, index)
+                done += len(lows[at])
                 if progress is not None:
-                    progress(min(m, m * done // len(found)), m)
+                    progress(min(m, m * done // total), m)
         if progress is not None:
             progress(m, m)
 
@@ -187,5 +188,6 @@ class _Counter:
 
 def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
     """Weight (k,) of the points where α − τ (k, points) has a minus sign."""
-    below = excess.signbit()
-    return below.sum(1) if weight is None else below.double() @ weight
+    # Its bit is moved to all places, which makes −1: truth values take a CPU four times as long.
+    below = excess.view(torch.int32) >> 31 if excess.dtype == torch.float32 else excess.view(torch.int64) >> 63
+    return -below.sum(1, dtype=torch.int32) if weight is None else -(below.double() @ weight)

@@ -130,8 +130,8 @@ class Ranges:
             return (torch.full_like(lowest, start, dtype=torch.long),) * 2
         b, (raised, most_sigma) = self.b[start:stop], self.searched[label]
         low, target = torch.zeros_like(lowest, dtype=torch.long), lowest - 2 * own
-        # A GPU would rather look at more points than more often.
-        stride, ways = len(raised), 16 if low.is_cuda else 2
+        # A GPU would rather look at more points than more often, and so would a CPU of few candidates.
+        stride, ways = len(raised), 16 if low.is_cuda or len(low) < 1000 else 2
         while stride > 1:  # points before `low` are not needed
             ways = min(ways, stride)
             stride //= ways

@@ -60,7 +60,8 @@ def cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> Tiles:
     width = np.frexp((last[at] - first[at]).astype(np.float64))[1] // 2
     order = at[np.lexsort((first[at], width, kind[at]))]
     first, last, kind = (v[order] for v in (first, last, kind))
-    k, missing = len(order), -len(order) % most
+    k, most = len(order), min(most, 1 << len(order).bit_length())
+    missing = -k % most
     # Classes are so far apart that no tile reaches from one to the next; what fills up the last tile has no range.
     lows = np.concatenate([first + (kind << 40), np.full(missing, 2**60)])
     highs = np.concatenate([last + (kind << 40), np.full(missing, -(2**60))])
