@@ -59,16 +59,18 @@ class Near:
         if not self.patience:
             # Few candidates have such pairs.
             at = (~(met.excess.abs().amin(1) > met.least)).nonzero()[:, 0]
-            if not len(at):
-                return
-            met = Met(met.candidate[at], met.point, met.excess[at], met.least[at])
+            if len(at):
+                excess = met.excess[at]
+                row, i = (~(excess.abs() > met.least[at, None])).nonzero().T
+                self._keep(met.candidate[at[row]], i + met.point, excess[row, i])
+            return
         self.met.append(met)
         self.waiting += met.excess.numel()
         if self.waiting > self.patience:
             self.look_again()
 
     def look_again(self) -> None:
-        """Keep the near pairs of all that wait, with their α − τ."""
+        """Keep the near pairs of all that wait."""
         if not self.met:
             return
         excess = torch.cat([met.excess.view(-1) for met in self.met])
@@ -81,13 +83,16 @@ class Near:
         tile = torch.searchsorted(stop, at, right=True)
         place, width, excess = at - (stop - size)[tile], (size // height)[tile], excess[at]
         c = torch.cat([met.candidate for met in self.met])[first[tile] + place // width]
-        i = start[tile] + place % width
+        self.met, self.waiting = [], 0
+        self._keep(c, start[tile] + place % width, excess)
+
+    def _keep(self, c: Tensor, i: Tensor, excess: Tensor) -> None:
+        """Keep those pairs of candidates c and points i, with their α − τ, (pairs,), that are near by their own bound."""
         bound = torch.addcmul(self.of_point[i] + self.of_score[c], self.sigma[i], self.of_product[c])
         near = (~(excess.abs() > bound)).nonzero()[:, 0]
         self.pairs.append((c[near], i[near], excess[near]))
         self.count += len(near)
         self.held += len(near)
-        self.met, self.waiting = [], 0
         if self.held > self.room:
             self.settle()
 
