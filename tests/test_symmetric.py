@@ -347,6 +347,26 @@ def test_lengths_in_single_precision_are_no_less_than_they_are_and_close(scale):
         np.testing.assert_allclose(found[:20], literal[:20], rtol=close)
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1e-4, 1e-7])
+def test_rough_solves_are_near_and_fits_with_them_take_few_steps(penalty, monkeypatch):
+    """Of equal columns, too, where a product with H⁻¹ in float32 is no solve."""
+    rng, C, d = np.random.default_rng(1), 3, 3
+    X = rng.normal(size=(300, d))
+    y, X = (X + rng.gumbel(size=X.shape)).argmax(1), np.c_[X, X, np.ones(300)]
+    bag, objects = bag_of(X, y, C, np.append(np.full(2 * d, penalty), 0.0)), torch.tensor(X[:10])
+    assert bag.reference.rough == torch.float32
+    rows = torch.tensor(rng.normal(size=(20, C - 1, 2 * d + 1)))
+    off = (bag.base.solve(rows, torch.float32) - bag.base.solve(rows)).transpose(1, 2).flatten(1)
+    # A product of p terms in float32, of a condition of at most 0.01 of its units.
+    p = len(bag.base.inverse)
+    assert ((off @ bag.base.hessian * off).sum(1).sqrt() <= 0.01 * p * bag.base.length(rows)).all()
+    steps = []
+    monkeypatch.setattr(sys.modules[conjugate.__module__], "conjugate", lambda *a: steps.append(1) or conjugate(*a))
+    for counts in (symmetric_counts, exact_counts):
+        counts(bag, objects, 1)
+    assert len(steps) < 20
+
+
 @pytest.mark.parametrize("q", [0, 1])
 def test_bounds_in_single_precision_are_made_of_whole_products(q, less_than_single):
     """Their rounding is bounded as that of float32, whatever torch was asked for; the last ones are followed by the progress."""
