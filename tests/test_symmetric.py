@@ -330,6 +330,27 @@ def test_the_fit_without_candidates_decides_most_and_nothing_against_the_scores(
     assert not order_without_fits(bag, change, 0.5).any()
 
 
+@pytest.mark.parametrize("q", [0, 1])
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.6, 1.0), (1.0, 1.1), (0.9, 0.9)])
+def test_the_fit_without_candidates_is_as_far_from_the_others_as_it_says(factors, q):
+    """Three points alone in a column, which the penalty holds: bounds on their scores are sharp, and candidates of any score meet them."""
+    wrong = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        X = np.zeros((600, 2))
+        X[:3, 0], X[3:, 1] = rng.uniform(0.3, 1.5, 3) * [1, 1, rng.choice([-1, 1])], rng.normal(size=597)
+        y = np.where(np.arange(600) < 3, [1, 1, 0] * 200, X[:, 1] + rng.logistic(size=600) > 0).astype(int)
+        bag = bag_of(X, y, 2, np.array([rng.uniform(0.5, 4), 40.0]))
+        margins = np.linspace(-2.5, 2.5, 401)
+        objects = torch.tensor(np.c_[0 * margins, margins / float(bag.base.theta[1, 0])])
+        change = with_labels(bag, as_objects(objects, torch.tensor([factors], dtype=torch.float64).expand(401, 2)))
+        exact = symmetric_scores(bag, change, q)
+        order = order_without_fits(bag, change, q)
+        wrong += int((order * (exact.alpha - exact.tau).T < 0).sum())
+        assert float((order != 0).double().mean()) > 0.3
+    assert not wrong
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_lengths_in_single_precision_are_no_less_than_they_are_and_close(scale):
     """Of random rows, and of those that float32 rounds off most, which a Hessian of nearly equal columns makes tiny."""
@@ -345,6 +366,26 @@ def test_lengths_in_single_precision_are_no_less_than_they_are_and_close(scale):
         found = bag.base.length(rows, dtype).numpy()
         assert (found >= literal * (1 - 1e-15)).all()
         np.testing.assert_allclose(found[:20], literal[:20], rtol=close)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1e-4, 1e-7])
+def test_rough_solves_are_near_and_fits_with_them_take_few_steps(penalty, monkeypatch):
+    """Of equal columns, too, where a product with H⁻¹ in float32 is no solve."""
+    rng, C, d = np.random.default_rng(1), 3, 3
+    X = rng.normal(size=(300, d))
+    y, X = (X + rng.gumbel(size=X.shape)).argmax(1), np.c_[X, X, np.ones(300)]
+    bag, objects = bag_of(X, y, C, np.append(np.full(2 * d, penalty), 0.0)), torch.tensor(X[:10])
+    assert bag.reference.rough == torch.float32
+    rows = torch.tensor(rng.normal(size=(20, C - 1, 2 * d + 1)))
+    off = (bag.base.solve(rows, torch.float32) - bag.base.solve(rows)).transpose(1, 2).flatten(1)
+    # A product of p terms in float32, of a condition of at most 0.01 of its units.
+    p = len(bag.base.inverse)
+    assert ((off @ bag.base.hessian * off).sum(1).sqrt() <= 0.01 * p * bag.base.length(rows)).all()
+    steps = []
+    monkeypatch.setattr(sys.modules[conjugate.__module__], "conjugate", lambda *a: steps.append(1) or conjugate(*a))
+    for counts in (symmetric_counts, exact_counts):
+        counts(bag, objects, 1)
+    assert len(steps) < 20
 
 
 @pytest.mark.parametrize("q", [0, 1])

@@ -129,9 +129,14 @@ def _rounding(n: int, K: int, H: Tensor, M: Tensor) -> Tensor:
     Errors of H and of its factor are relative to (H_ii H_jj)^½, those of the sums J M Jᵀ to the row sums of |M| so scaled; and
     A ≥ diag(Σ_j x_j²/H_jj) over the largest row sum of the scaled |H|.
     """
+    return _condition(H, M).mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
+
+
+def _condition(H: Tensor, M: Tensor) -> Tensor:
+    """A bound on the condition (B,) of Hessians H scaled to a unit diagonal, with inverses M (B, p, p), in the norm of row sums."""
     scale = H.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
     condition: Tensor = (H.abs() @ scale.reciprocal() / scale).amax((1, 2)) * (M.abs() @ scale * scale).amax((1, 2))
-    return condition.mul(torch.finfo(M.dtype).eps * (M.shape[1] + n**0.5) * K)
+    return condition
 
 
 @dataclass(frozen=True)
@@ -155,9 +160,8 @@ class Base:
 
     def solve(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """H⁻¹ rows (B, K, d) by a product of some precision; in this order one of few columns takes half the time."""
-        B, K, d = rows.shape
-        flat = rows.transpose(1, 2).reshape(B, d * K)
-        found = flat @ self.inverse if dtype == rows.dtype else (flat.to(dtype) @ self._rough_inverse).to(rows.dtype)
+        (B, K, d), M = rows.shape, self._inverses[dtype]
+        found = (rows.transpose(1, 2).reshape(B, d * K).to(M.dtype) @ M).to(rows.dtype)
         return found.view(B, d, K).transpose(1, 2).contiguous()
 
     def length(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -166,13 +170,15 @@ class Base:
         A sum Σ_b M_ab r_b of p terms is off by (p + 2)ε Σ_b |M_ab r_b|, and |M_ab|² ≤ M_aa M_bb.
         """
         p, roots = len(self.inverse), self.inverse.diagonal().sqrt().view(-1, rows.shape[1]).T
-        rounded = (rows.abs() * roots).sum((1, 2)).square_().mul_((p + 2) * torch.finfo(dtype).eps)
+        unit = torch.finfo(self._inverses[dtype].dtype).eps
+        rounded = (rows.abs() * roots).sum((1, 2)).square_().mul_((p + 2) * unit)
         return (rows * self.solve(rows, dtype)).sum((1, 2)).clamp_(min=0.0).add_(rounded).sqrt_()
 
     @cached_property
-    def _rough_inverse(self) -> Tensor:
-        """The inverse in float32."""
-        return self.inverse.float()
+    def _inverses(self) -> dict[torch.dtype, Tensor]:
+        """H⁻¹ for products in a precision: of float32 it is not where its rounding hides the least parts, as of columns that are equal."""
+        condition = float(_condition(self.hessian[None], self.inverse[None])) * torch.finfo(torch.float32).eps
+        return {torch.float64: self.inverse, torch.float32: self.inverse.float() if condition < 0.01 else self.inverse}
 
     def solve_points(self, x: Tensor) -> Tensor:
         """H⁻¹Jᵀ (p, K, B) of points x (d, B)."""

@@ -4,8 +4,8 @@
 
 The model is read as a *prefix* followed by a *tail* of dense layers. For a dense layer the Jacobian of the logits is an outer
 product, ∂f/∂W = T ⊗ a with T = ∂f/∂z and a the layer's input, and is never written out. The trainable parameters of the
-prefix get theirs written out, one row a logit: plain convolutions as patches times derivatives, anything else by `torch.func`. The
-flat parameter vector is [prefix | layer 1 | layer 2 | …], a layer being its (o, i+1) matrix with the bias as the last column.
+prefix get theirs written out by `torch.func`, one row a logit. The flat parameter vector is
+[prefix | layer 1 | layer 2 | …], a layer being its (o, i+1) matrix with the bias as the last column.
 """
 
 from __future__ import annotations
