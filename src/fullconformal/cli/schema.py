@@ -22,6 +22,8 @@ MAX_CODES = 10
 MAX_WORDS = 10_000
 # What people write around the digits of a number.
 MARKS = r"[$€£¥%,\s]"
+# A number with leading zeros.
+CODE = r"\s*0\d+\s*"
 COMMA = r"\s*[+-]?\d+,\d+\s*"
 DATES = "dates; write them as 2024-03-01, or as numbers"
 # 2024-03-01, 2024/3/1, 1.3.2024, 3/1/24, 2024-03, 1 Mar 2024, March 1, 2024; with or without a time.
