@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import Conformal
+from fullconformal.estimators.categories import tied_at_the_top
 from fullconformal.losses import Loss
 from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.methods.transformed import BehindTransformers
@@ -78,12 +79,17 @@ class FullConformal(Conformal):
             "are fitted with each object (to other data: FrozenEstimator), which makes the sets exact"
         )
 
+    def _warnings(self) -> list[str]:
+        """What must be known of the fit before sets at the confidence level are trusted."""
+        tied = not getattr(self, "class_conditional", False) and hasattr(self._fitted, "alpha")
+        return [*self._fitted.warnings, tied_at_the_top(self._fitted.alpha, self.confidence_level) if tied else ""]
+
     def _warn(self, stacklevel: int) -> None:
         """Warn of what must be known before the sets are trusted, where there is something."""
         # Whoever asks for fixed transformers knows what they do, unless these look at labels.
-        known = self.transformers == "fixed" and not getattr(self, "head", None)
-        clear = known and not learn_from_labels(self.transformer_)
-        if told := list(filter(None, [*self._fitted.warnings, "" if clear else self._caveat])):
+        severe = getattr(self, "head", None) or learn_from_labels(self.transformer_)
+        caveat = self._caveat if self.transformers == "bag" or severe else ""
+        if told := list(filter(None, [*self._warnings(), caveat])):
             figures = "" if self._fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
             warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=stacklevel)
 
@@ -92,7 +98,7 @@ class FullConformal(Conformal):
         if fitted.guarantee.is_exact:
             kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
             return [f"! {sentence(caveat)}" if caveat else kept]
-        told = [f"! {sentence(text)}" for text in filter(None, [*fitted.warnings, caveat])]
+        told = [f"! {sentence(text)}" for text in filter(None, [*self._warnings(), caveat])]
         # A guarantee that gives a reason needs no figures of the fit.
         if fitted.guarantee.reason or (diagnosed := fitted.diagnostics) is None:
             return [*told, f"The p-values are approximate: {fitted.guarantee.reason}."]

@@ -187,17 +187,15 @@ class Unpacker:
             self.seen.add(tag)
             return KINDS[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
         reader = {
-            "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
-            "dtype": self._dtype, "type": self._dtype, "array": self._array, "tensor": self._array, "objects": self._objects,
+            "float": lambda node: float(among(node["value"], ("nan", "inf", "-inf"))), "scalar": self._scalar, "objects": self._objects,
+            "tuple": self._items, "dict": self._items, "slice": self._items, "dtype": self._dtype, "type": self._dtype,
+            "array": self._array, "tensor": self._array,
         }.get(tag)  # fmt: skip
         if reader is None:
             raise StorageError(
                 f"it holds a {str(tag)[:60]!r}, which is not among what may be loaded; if that is a class of your own, import it first"
             )
         return reader(node)
-
-    def _float(self, node: dict[str, Any]) -> float:
-        return {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[node["value"]]
 
     def _items(self, node: dict[str, Any]) -> Any:
         items = self.unpack(expect(node["items"], list))
