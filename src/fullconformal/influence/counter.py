@@ -171,7 +171,9 @@ class _Counter:
             for i in (slice(start, min(start + step, hi)) for start in range(lo, hi, step)):
                 excess = scores[i] - tau[c, None]
                 source.subtract(excess, i, points.sigma[i], made, c)
-                below[c] += _below(excess, None if points.weight is None else points.weight[i])
+                # Where α − τ (k, points) has a minus sign.
+                under = excess.signbit()
+                below[c] += under.sum(1) if points.weight is None else under.double() @ points.weight[i]
                 near.look(Met(places[c], i.start, excess, least[c]))
                 pairs += excess.numel()
                 if single and near.count > max(room, pairs) // AGAIN + 2**12:
@@ -183,9 +185,3 @@ class _Counter:
         near.counts[0] += points.beyond[first] - below - points.beyond[high]
         self.total.index_add_(1, near.column, near.counts)
         return True
-
-
-def _below(excess: Tensor, weight: Tensor | None) -> Tensor:
-    """Weight (k,) of the points where α − τ (k, points) has a minus sign."""
-    below = excess.signbit()
-    return below.sum(1) if weight is None else below.double() @ weight

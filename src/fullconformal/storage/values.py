@@ -63,7 +63,7 @@ def savable(cls: Class) -> Class:
     if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(f"{cls.__module__} and {known.cls.__module__} both save a {cls.__name__}; rename one.")
     kept: Any = cls
-    state = kept.state if hasattr(cls, "state") else state_of_fields
+    state = kept.state if hasattr(cls, "state") else lambda value: {f.name: getattr(value, f.name) for f in fields(value)}  # fmt: skip
     make = kept.from_state if hasattr(cls, "from_state") else partial(from_fields, cls)
     KINDS[cls.__name__] = Kind(cls, lambda value, _: dict(state(exactly(cls, value))), lambda values, _: make(values))
     return cls
@@ -300,11 +300,6 @@ def parameters(cls: Any) -> dict[str, Any]:
 def hints_of(cls: Any) -> dict[str, Any]:
     """The types that a class and its bases annotate, by name."""
     return typing.get_type_hints(cls)
-
-
-def state_of_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def from_fields(cls: Any, values: dict[str, Any]) -> Any:
