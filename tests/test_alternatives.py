@@ -422,9 +422,24 @@ class Odd(GaussianNB):
 
 @pytest.mark.parametrize(("odd", "message"), [
     (lambda p: np.where(np.arange(len(p))[:, None] == 2, np.nan, p), "object 2 of those to be calibrated with .* contain NaN"),
-    (lambda p: p[:, :2], r"estimator=Odd: predict_proba gave \(\d+, 2\) numbers; .* \(\d+, 3\)"),
+    (lambda p: p[:, :2], r"estimator=Odd: predict_proba gave \(\d+, 2\) numbers, .* \(\d+, 3\)"),
+    (lambda p: np.log(p), r"estimator=Odd: predict_proba gave \(\d+, 3\) numbers, from -.*; .* probability .*CrossEntropyLoss"),
+    (lambda p: 2 * p, r"estimator=Odd: predict_proba gave \(\d+, 3\) numbers, from .* to 2; "),
     (lambda p: [p, p], r"estimator=Odd: predict_proba gave \(2, \d+, 3\) numbers"),
 ])  # fmt: skip
 def test_odd_probabilities_are_told(odd, message):
     with pytest.raises(ValueError, match=message):
         SplitConformalClassifier(Odd(odd), random_state=0).fit(X, Y)
+
+
+@pytest.mark.parametrize("method", [*METHODS, FullConformalClassifier])
+def test_models_of_coarse_probabilities_are_told_of(method):
+    """A tree gives its own label probability 0 where it errs: with a quarter such errors every set at 90 % confidence holds all labels."""
+    noisy = np.where(np.random.default_rng(0).uniform(size=len(Y)) < 0.3, np.roll(Y, 7), Y)
+    told = r"share the largest score.* above \d\d% confidence every set holds all labels\. Give .*min_samples_leaf"
+    with pytest.warns(ConformalWarning, match=told) as record:
+        coarse = method(DecisionTreeClassifier(random_state=0), random_state=0).fit(X, noisy)
+    assert record[0].filename == __file__ and coarse.predict_set(X).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConformalWarning)
+        method(DecisionTreeClassifier(min_samples_leaf=20), random_state=0).fit(X, Y)

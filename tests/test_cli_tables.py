@@ -482,6 +482,26 @@ def test_columns_that_are_kept_are_copied_as_they_are(tmp_path):
         assert line.startswith(f"{code or ''},{number},")
 
 
+@pytest.mark.parametrize("sep", [",", ";"])
+def test_leading_zeros_of_numbers_that_are_kept_are_copied(sep, tmp_path):
+    """An order number names the row for whoever gets the sets, though the model was given it as a number."""
+    rows = [f"{k * 7919 % 1000:03}" for k in range(40)]
+    labelled(
+        tmp_path / "old.csv", ["a", "b"] * 20, order=rows, size=[k / 2 for k in range(40)], plain=range(5, 405, 10)
+    )
+    pd.read_csv(tmp_path / "old.csv", dtype=str).to_csv(tmp_path / "old.csv", sep=sep, index=False)
+    assert (
+        "'order' holds codes"
+        in ok("fit", tmp_path / "old.csv", "--target", "y", "--sep", sep, "-o", tmp_path / "model").stderr
+    )
+    kept = [word for name in ("order", "size", "plain") for word in ("--keep", name)]
+    ok("predict", tmp_path / "model", tmp_path / "old.csv", *kept, "-o", tmp_path / "sets.csv", "-q")
+    found = pd.read_csv(tmp_path / "sets.csv", dtype=str)
+    assert found["order"].tolist() == rows and found["size"][1] == "0.5" and found["plain"][1] == "15"
+    ok("report", tmp_path / "model", tmp_path / "old.csv", "--keep", "order", "-o", tmp_path / "it.html", "-q")
+    assert f'"{rows[0]}"' in (tmp_path / "it.html").read_text(encoding="utf-8")
+
+
 def test_inputs_are_not_overwritten(people, tmp_path):
     for name in ("old.csv", "model"):
         (tmp_path / name).write_bytes((people / name).read_bytes())

@@ -381,6 +381,19 @@ def test_guarantees_are_not_claimed_where_they_are_lost():
         clf = FullConformalClassifier(mlp(4, (3,), 2), head="auto", prefit=True).fit(X, y)
         FullConformalClassifier(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y)
     assert "exactly valid, whatever" in str(clf.diagnose())
+    assert "provided that all before the head was trained on other data" in str(clf.guarantee_)
+    # They may have been fitted to the same points, to which the model was.
+    for step, told in (
+        (StandardScaler(), "leave prefit out"),
+        (SelectKBest(k=2), "SelectKBest learned .* leave prefit out"),
+    ):
+        with pytest.warns(ConformalWarning, match=told):
+            trained = FullConformalClassifier(make_pipeline(step, LogisticRegression()).fit(X, y), prefit=True).fit(
+                X, y
+            )
+        assert trained.guarantee_.word == "approximate" and any(note.startswith("!") for note in trained.notes())
+    with pytest.warns(ConformalWarning, match="SelectKBest learned .* method='folds'"):
+        FullConformalClassifier(pipe, method="influence").fit(X, y)
     with pytest.raises(ValueError, match="prefit=True cannot be combined"):
         FullConformalClassifier(mlp(4, (3,), 2), method="exact", prefit=True).fit(X, y)
     for estimator in (LogisticRegression(class_weight="balanced"), LogisticRegression(solver="liblinear")):

@@ -1,18 +1,29 @@
 """Forests by their out-of-bag points: a literal loop over trees and points as the oracle, and what users can ask of the method."""
 
+import warnings
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_iris, make_classification
-from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier
+from sklearn.ensemble import BaggingClassifier, ExtraTreesClassifier, RandomForestClassifier, RandomForestRegressor
+from sklearn.feature_selection import SelectKBest, f_regression
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier, compare, pvalues
+from fullconformal import (
+    ConformalWarning,
+    FullConformalClassifier,
+    FullConformalRegressor,
+    SplitConformalClassifier,
+    compare,
+    pvalues,
+)
 from fullconformal.methods.oob import OutOfBag, kept_members, out_of_bag, share_missed
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
@@ -185,9 +196,50 @@ def test_what_is_promised_is_not_more_than_is_known():
         clf.audit(objects)
 
 
+@pytest.mark.parametrize("labels", [True, False], ids=["labels", "numbers"])
+def test_columns_chosen_by_the_labels_are_chosen_without_each_fold(labels):
+    """Of 1,000 columns of noise, those that fit the labels best: trees that did not draw a point know its label through the choice."""
+    forest, choice = (
+        (RandomForestClassifier(30), SelectKBest(k=10))
+        if labels
+        else (RandomForestRegressor(30), SelectKBest(f_regression, k=10))
+    )
+    covered = {"auto": 0, "oob": 0}
+    for seed, method in product(range(3), covered):
+        rng = np.random.default_rng(seed)
+        X, y = rng.normal(size=(260, 1000)), rng.integers(2, size=260) if labels else rng.normal(size=260)
+        kind = FullConformalClassifier if labels else FullConformalRegressor
+        predictor = kind(make_pipeline(choice, forest), method=method, random_state=seed)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            predictor.fit(X[:60], y[:60])
+        assert predictor.method_ == ("folds" if method == "auto" else "oob")
+        assert [("SelectKBest learned" in str(one.message), "'folds'" in str(one.message)) for one in told] == (
+            [] if method == "auto" else [(True, True)]
+        )
+        assert ("SelectKBest" in predictor.guarantee_.reason) == (method == "oob")
+        if labels:
+            covered[method] += predictor.predict_set(X[60:])[np.arange(200), y[60:]].sum()
+        else:
+            low, high = predictor.predict_interval(X[60:]).T
+            covered[method] += ((low <= y[60:]) & (y[60:] <= high)).sum()
+    # Given its training points, a predictor covers with a probability of about Beta(55, 6): the 0.1 % quantile of three of them.
+    draws = np.random.default_rng(0)
+    least = np.quantile(draws.binomial(200, draws.beta(55, 6, size=(10**5, 3))).sum(axis=1), 0.001)
+    assert covered["oob"] < least <= covered["auto"]
+
+
+def test_scaled_columns_are_nothing_to_warn_of():
+    X, y, *_ = data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConformalWarning)
+        clf = FullConformalClassifier(make_pipeline(StandardScaler(), RandomForestClassifier(20))).fit(X, y)
+    assert clf.method_ == "oob" and "transformers" not in clf.guarantee_.reason
+
+
 def test_few_trees_are_told_of():
     X, y, *_ = data(n=100)
-    with pytest.warns(ConformalWarning, match=r"^3 trees leave about 1 .*true label: above .*n_estimators=100\)\.$"):
+    with pytest.warns(ConformalWarning, match=r"share the largest score.* Give .*more trees"):
         FullConformalClassifier(RandomForestClassifier(1), random_state=1).fit(X, y)
 
 

@@ -331,7 +331,8 @@ def test_what_learns_nothing_stays_as_it_is():
         plain = FullConformalClassifier(LR).fit(step.fit(X, y).transform(X), y)
         assert np.array_equal(clf.predict_p(new), plain.predict_p(step.transform(new)))
         assert clf.guarantee_.is_exact
-    prefit = FullConformalClassifier(make_pipeline(StandardScaler(), LR).fit(X, y), prefit=True).fit(X, y)
+    with pytest.warns(ConformalWarning, match="leave prefit out"):
+        prefit = FullConformalClassifier(make_pipeline(StandardScaler(), LR).fit(X, y), prefit=True).fit(X, y)
     assert np.array_equal(
         prefit.predict_p(new), FullConformalClassifier(make_pipeline(frozen, LR)).fit(X, y).predict_p(new)
     )

@@ -154,9 +154,9 @@ def known_labels(frame: pd.DataFrame, clf: Any, schema: Schema, table: Path) -> 
     return y
 
 
-def identifiers(frame: pd.DataFrame, keep: tuple[str, ...]) -> list[str] | None:
+def identifiers(kept: pd.DataFrame) -> list[str] | None:
     """What the objects are called: the columns that are kept, joined."""
-    words = [as_words(frame[name]).fillna("missing") for name in keep]
+    words = [as_words(column).fillna("missing") for _, column in kept.items()]
     return [" · ".join(cells) for cells in zip(*words, strict=True)] if words else None
 
 

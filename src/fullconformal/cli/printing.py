@@ -69,8 +69,4 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[31m\u202eb")
     'a\\u001b[31m\\u202eb'
     """
-
-    def spelled(match: re.Match[str]) -> str:
-        return f"\\u{ord(match[0]):04x}"
-
-    return HIDDEN.sub(spelled, text)
+    return HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fullconformal.cli.printing import Printer
-from fullconformal.cli.schema import Schema, TableError, listed
+from fullconformal.cli.schema import CODE, Schema, TableError, listed
 from fullconformal.cli.tables import is_parquet, is_sheet, is_tabbed, read_table
 
 
@@ -83,6 +83,20 @@ def read_new(
     return read_table(path, [*schema.categories, *target, *text], sep, schema.missing, decimal)
 
 
+def as_written(
+    frame: pd.DataFrame, keep: Sequence[str], path: Path, clf: Any, schema: Schema, sep: str | None
+) -> pd.DataFrame:
+    """Columns of a table to be copied, codes (numbers with leading zeros) as they are written in its file."""
+    kept = frame[list(keep)]
+    # A pipe can be read only once.
+    if is_parquet(path) or not path.is_file() or not set(keep) & set(schema.numbers):
+        return kept
+    text = read_new(path, clf, schema, keep, sep)
+    codes = [name for name in keep if text[name].astype(str).str.fullmatch(CODE).any()]
+    # Rows may have been left out.
+    return kept.assign(**text.loc[frame.index, codes])
+
+
 def marks(X: pd.DataFrame) -> npt.NDArray[np.uint32]:
     """A number (n,) for each object that depends on what it holds alone."""
     return np.asarray(pd.util.hash_pandas_object(X, index=False), dtype=np.uint64).astype("<u4")
@@ -106,7 +120,10 @@ def note_known_rows(X: pd.DataFrame, notes: dict[str, Any], printer: Printer) ->
 
 
 def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, Any], printer: Printer) -> pd.DataFrame:
-    """The objects that a predictor takes, with notes on rows and categories: seen in training, and unseen."""
+    """The objects that a predictor takes, with what `fit` warned of, and notes on rows and categories: seen in training, and unseen."""
+    repeat_warnings(notes, printer)
+    if "verbose" in clf.get_params(deep=False):
+        clf.set_params(verbose=printer.verbose)
     X = schema.objects(frame)
     note_known_rows(X, notes, printer)
     for name, (rows, few) in schema.unseen(X).items():

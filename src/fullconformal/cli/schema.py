@@ -22,6 +22,8 @@ MAX_CODES = 10
 MAX_WORDS = 10_000
 # What people write around the digits of a number.
 MARKS = r"[$€£¥%,\s]"
+# A number with leading zeros.
+CODE = r"\s*0\d+\s*"
 COMMA = r"\s*[+-]?\d+,\d+\s*"
 DATES = "dates; write them as 2024-03-01, or as numbers"
 # 2024-03-01, 2024/3/1, 1.3.2024, 3/1/24, 2024-03, 1 Mar 2024, March 1, 2024; with or without a time.
@@ -81,7 +83,9 @@ class Schema:
         for name, column in frame.items():
             if name == target or name in drop:
                 continue
-            if column.isna().all() or (is_row_number(column) and name not in categorical):
+            # It numbers the rows, from any start: an identifier, or the index that pandas writes.
+            numbers_rows = len(column) > MAX_CODES and is_number(column) and bool((column.diff()[1:] == 1).all())
+            if column.isna().all() or (numbers_rows and name not in categorical):
                 left_out.append(str(name))
             elif name in categorical:
                 categories.append(str(name))
@@ -292,11 +296,6 @@ def is_quantity(column: pd.Series) -> bool:
     values = column.to_numpy()
     whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
     return not whole or column.nunique() > max(MAX_CATEGORIES, len(values) / 20)
-
-
-def is_row_number(column: pd.Series) -> bool:
-    """Whether a column numbers the rows, from any start: an identifier, or the index that pandas writes."""
-    return len(column) > MAX_CODES and is_number(column) and bool((column.diff()[1:] == 1).all())
 
 
 def as_numbers(column: pd.Series, name: str) -> pd.Series:

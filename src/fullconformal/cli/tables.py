@@ -15,6 +15,7 @@ import pandas as pd
 
 from fullconformal.cli.printing import Printer, visible
 from fullconformal.cli.schema import (
+    CODE,
     MAX_CATEGORIES,
     MAX_CODES,
     Schema,
@@ -256,11 +257,15 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
     schema = Schema.of(frame, target, asked.drop, asked.categorical, asked.missing, asked.decimal, asked.sep)
     y = schema.quantities(frame) if quantity else schema.labels(frame)
     if len(set(y.tolist())) < 2:
-        kind = "value" if quantity else "class"
-        raise TableError(f"the target {target!r} has only one {kind}, {y.tolist()[0]!r}; there is nothing to predict.")
+        one = f"one {'value' if quantity else 'class'}, {y.tolist()[0]!r}"
+        raise TableError(f"the target {target!r} has only {one}; there is nothing to predict.")
     for name in schema.categories:
         if name not in asked.categorical and (words := stray_words(frame[name], asked.decimal)):
             printer.note(f"{name!r} is treated as a category because it holds, besides numbers, {remedy(words)}.")
+        if (many := frame[name].nunique()) > MAX_CATEGORIES:
+            printer.note(
+                f"{name!r} has {many:,} categories; the {MAX_CATEGORIES - 1} most frequent are told apart, the others are one."
+            )
     for name in schema.categories + [target] * (not quantity):
         if alike := variants(frame[name]):
             printer.note(f"{name!r} holds words that differ in capitals or spaces alone, told apart: {listed(alike)}.")
@@ -269,11 +274,6 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
             f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
             f"--drop {shlex.quote(name)} leaves them out."
         )
-    for name in schema.categories:
-        if (many := frame[name].nunique()) > MAX_CATEGORIES:
-            printer.note(
-                f"{name!r} has {many:,} categories; the {MAX_CATEGORIES - 1} most frequent are told apart, the others are one."
-            )
     for name in coded(asked, schema.numbers):
         printer.note(
             f"{name!r} holds codes, numbers with leading zeros, read as a quantity; --categorical {shlex.quote(name)} takes them for "
@@ -318,7 +318,7 @@ def coded(asked: Asked, names: list[str], most: int = 1000) -> list[str]:
         return []
     first = pd.read_excel(path, **raw) if is_sheet(path) else pd.read_csv(path, sep=mark_of(path, asked.sep), **raw)
     first.columns = [str(name).strip() for name in first.columns]
-    return [name for name in names if first[name].str.fullmatch(r"\s*0\d+\s*").any()]
+    return [name for name in names if first[name].str.fullmatch(CODE).any()]
 
 
 def file_size(path: Path) -> str:

@@ -131,6 +131,18 @@ def cell_sizes(labels: IntArray, width: int, categories: Categories | None, weig
     return np.bincount(pvalues.cells(labels, width, own), weights, width * known).reshape(known, width)
 
 
+def tied_at_the_top(scores: Any, level: Any) -> str:
+    """What to say where so many scores (n,) share the largest that sets at a level hold every label; empty where they are fewer."""
+    tied = int(np.sum(scores == np.max(scores, initial=-np.inf)))
+    if tied < 2 or not sets.members(np.array((tied + 1) / (len(scores) + 1)), 1 - np.max(level)):
+        return ""
+    return (
+        f"{tied} of {len(scores)} points share the largest score, as a rule because the model gave their label the probability 0: above "
+        f"{1 - tied / len(scores):.0%} confidence every set holds all labels. Give a model of finer probabilities: more trees, trees with "
+        "larger leaves (min_samples_leaf), or CalibratedClassifierCV"
+    )
+
+
 def warn_unreachable(
     sizes: Array, classes: Array, categories: Categories | None, levels: Array, kind: str, stacklevel: int
 ) -> None:

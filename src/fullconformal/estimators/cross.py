@@ -204,7 +204,9 @@ class JackknifePlusClassifier(PlusClassifier):
 
     def _calibrate(self, fit: HeldOutFit) -> HeldOut:
         y, remedy = fit.bag.y, "leave that class out"
-        self.n_fits_ = 1 if is_fast(self.estimator) and fit.bag.weights is None else len(y)
+        # Leaving a point out of a logistic regression whose objective the solver knows takes no training.
+        fast = (self.estimator is None or is_known(self.estimator)) and fit.bag.weights is None
+        self.n_fits_ = 1 if fast else len(y)
         every = np.arange(len(y))
         if self.n_fits_ > 1:
             parts = fit.folds([(np.delete(every, i), every[i : i + 1]) for i in every], remedy)
@@ -218,11 +220,6 @@ class JackknifePlusClassifier(PlusClassifier):
         alpha = own_scores(fit.score, without_it, y, uniform)
         cell = fit.cells(every)[0]
         return fit.held_out([], every, LeaveOneOut, fitted=fitted, theta=theta, alpha=alpha, cell=cell)
-
-
-def is_fast(estimator: Any) -> bool:
-    """Whether leaving a point out takes no training: a logistic regression of an objective the solver knows."""
-    return estimator is None or is_known(estimator)
 
 
 @savable

@@ -8,21 +8,20 @@ from typing import Any
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.diagnostics import Diagnostics
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import Conformal
+from fullconformal.estimators.categories import tied_at_the_top
 from fullconformal.losses import Loss
-from fullconformal.methods.base import Config, ConformalWarning, Fitted
+from fullconformal.methods.base import Config, ConformalWarning
 from fullconformal.methods.transformed import BehindTransformers
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import transform
-from fullconformal.models.transformers import is_fixed, needs_labels, parts
+from fullconformal.models.transformers import is_fixed, learn_from_labels
 from fullconformal.runtime.tasks import Work, say_nothing
 from fullconformal.storage import StorageError, printable
 
 # Parameters that a method is told of as they are, of the estimators that have them.
 AS_GIVEN = ("l2", "prefit", "head", "max_epochs", "curvature", "damping", "approximation", "folds", "repeats", "update")
-REMEDY = "transformers='bag' fits them with each object, and the sets are exact"
 
 
 class FullConformal(Conformal):
@@ -56,9 +55,56 @@ class FullConformal(Conformal):
 
     @property
     def _caveat(self) -> str:
-        """Why the sets of an exact method are only approximately valid; empty where they are not."""
+        """Why less is promised than the method alone does; empty where it is not less."""
+        head, exact = getattr(self, "head", None), self._fitted.guarantee.is_exact
+        # What comes trained before a head was trained on other data, transformers and all.
+        if self.prefit and head:
+            return ""
+        if exact and head is not None:
+            return (
+                "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
+                "that has not seen them (prefit=True) they are exact"
+            )
         fixed = None if isinstance(self._fitted, BehindTransformers) else self.transformer_
-        return "" if self.prefit else why_approximate(getattr(self, "head", None), fixed)
+        remedy = "leave prefit out" if self.prefit else "take transformers='bag'" if exact else "take method='folds'"
+        if steps := learn_from_labels(fixed):
+            return (
+                f"{steps} learned from the labels and was not refitted without the points it scores, so the sets may miss the true "
+                f"label far too often; {remedy}, or fit it on other data (FrozenEstimator)"
+            )
+        if not exact or fixed is None or is_fixed(fixed):
+            return ""
+        return (
+            f"the transformers were fitted to the training objects only, so the sets are only approximately valid; {remedy}, and they "
+            "are fitted with each object (to other data: FrozenEstimator), which makes the sets exact"
+        )
+
+    def _warnings(self) -> list[str]:
+        """What must be known of the fit before sets at the confidence level are trusted."""
+        tied = not getattr(self, "class_conditional", False) and hasattr(self._fitted, "alpha")
+        return [*self._fitted.warnings, tied_at_the_top(self._fitted.alpha, self.confidence_level) if tied else ""]
+
+    def _warn(self, stacklevel: int) -> None:
+        """Warn of what must be known before the sets are trusted, where there is something."""
+        # Whoever asks for fixed transformers knows what they do, unless these look at labels.
+        severe = getattr(self, "head", None) or learn_from_labels(self.transformer_)
+        caveat = self._caveat if self.transformers == "bag" or severe else ""
+        if told := list(filter(None, [*self._warnings(), caveat])):
+            figures = "" if self._fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
+            warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=stacklevel)
+
+    def notes(self) -> list[str]:
+        fitted, caveat = self._fitted, self._caveat
+        if fitted.guarantee.is_exact:
+            kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
+            return [f"! {sentence(caveat)}" if caveat else kept]
+        told = [f"! {sentence(text)}" for text in filter(None, [*self._warnings(), caveat])]
+        # A guarantee that gives a reason needs no figures of the fit.
+        if fitted.guarantee.reason or (diagnosed := fitted.diagnostics) is None:
+            return [*told, f"The p-values are approximate: {fitted.guarantee.reason}."]
+        facts = f"influence functions on {diagnosed.n_points:,} points and {diagnosed.n_parameters:,} parameters."
+        facts = f"The p-values are approximate: {facts}"
+        return [*told, facts if told else f"{facts} Nothing to warn of."]
 
     def _prepare_inputs(self, X: Any) -> Any:
         """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
@@ -78,50 +124,6 @@ class FullConformal(Conformal):
             )
 
 
-def why_approximate(head: str | None, transformers: Any) -> str:
-    """Why sets of an exact method are only approximately valid, of a network's head or behind fixed transformers; empty where they are."""
-    if head is not None:
-        return (
-            "the layers before the head were trained on these data, so the sets are only approximately valid; with a backbone "
-            "that has not seen them (prefit=True) they are exact"
-        )
-    if transformers is None or is_fixed(transformers):
-        return ""
-    if needs_labels(transformers):
-        steps = ", ".join(dict.fromkeys(type(part).__name__ for part in parts(transformers) if needs_labels(part)))
-        return (
-            f"{steps} learned from the labels and was not refitted for each candidate, so the sets are not exactly valid; take "
-            "transformers='bag', or fit it on other data (prefit=True)"
-        )
-    return (
-        f"the transformers were fitted to the training objects only, so the sets are only approximately valid; {REMEDY}"
-    )
-
-
-def warn_of(fitted: Fitted, caveat: str, stacklevel: int) -> None:
-    """Warn of what must be known before the sets are trusted, where there is something."""
-    told = list(filter(None, [*fitted.warnings, caveat]))
-    if told:
-        figures = "" if fitted.guarantee.reason else " (clf.diagnose() shows the figures.)"
-        warnings.warn(f"{'; '.join(told)}.{figures}", ConformalWarning, stacklevel=stacklevel)
-
-
 def sentence(text: str) -> str:
     """A text that begins and ends as sentences do."""
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
-
-
-def notes_of(fitted: Fitted, caveat: str, diagnosed: Diagnostics | None) -> list[str]:
-    """What a reader of the sets should know, a sentence each; a warning begins with "!"."""
-    if fitted.guarantee.is_exact:
-        kept = "The sets of this method are exactly valid: their guarantee rests on no approximation."
-        return [f"! {sentence(caveat)}" if caveat else kept]
-    if diagnosed is None:
-        # Of an approximation they are not all that is lacking.
-        warned = filter(None, [*fitted.warnings, "" if caveat.endswith(REMEDY) else caveat])
-        reason = f"The p-values are approximate: {fitted.guarantee.reason}."
-        return [*(f"! {sentence(text)}" for text in warned), reason]
-    facts = f"influence functions on {diagnosed.n_points:,} points and {diagnosed.n_parameters:,} parameters."
-    facts = f"The p-values are approximate: {facts}"
-    told = [f"! {sentence(text)}" for text in diagnosed.warnings]
-    return [*told, facts if told else f"{facts} Nothing to warn of."]

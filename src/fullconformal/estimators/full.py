@@ -17,7 +17,7 @@ from fullconformal.diagnostics import Diagnostics, Figures
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
 from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
-from fullconformal.estimators.engine import FullConformal, notes_of, warn_of
+from fullconformal.estimators.engine import FullConformal
 from fullconformal.estimators.inputs import encode_labels, first_rows
 from fullconformal.guarantees import APPROXIMATE, EXACT, Guarantee
 from fullconformal.last_layer.network import Stream, is_stream
@@ -31,7 +31,7 @@ from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.models.transformers import needs_labels
+from fullconformal.models.transformers import learn_from_labels, needs_labels
 from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import LIMITS, require, savable
@@ -85,7 +85,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
     transformers : {"bag", "fixed"}, default="bag"
         How the transformers of a Pipeline are fitted: "bag" fits them anew with each object to predict (with each of its labels where
         they look at labels), which an exact guarantee asks for; "fixed" once, to the training objects: faster, and approximate.
-        What learns nothing, a FrozenEstimator and all of ``prefit=True`` stay as they are; so do all with ``method="influence"``.
+        What learns nothing and a FrozenEstimator (fitted to other data) stay as they are; so do all with "influence", "oob" and
+        ``prefit=True``, and the guarantee is then approximate. Where a transformer looks at labels, "auto" takes folds for a forest.
     confidence_level : float, default=0.9
         Of the sets, where `predict_set` is not told otherwise.
     class_conditional : bool, default=False
@@ -224,7 +225,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             self._sample, weights = first_rows(X), validation.check_sample_weight(self, weights, X)
         if weights is not None and asked == "auto":
             asked = "folds"
-        selection = select(final, asked, config, bag.X if streamed else X)
+        whole = learn_from_labels(transformers) if self.transformers == "bag" else ""
+        selection = select(final, asked, config, bag.X if streamed else X, whole)
         method = selection.method
         validation.check_takes_weights(method, weights)
         if not streamed:
@@ -248,17 +250,9 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         if streamed:
             self.classes_ = np.arange(fitted.n_classes)
         self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
-        # Whoever asks for fixed transformers knows what they do, unless these look at labels.
-        fixed = self.transformers == "fixed" and self.transformer_ is not None and self.head is None
-        clear = self._is_diagnosed or (fixed and not needs_labels(self.transformer_))
-        warn_of(fitted, "" if clear else self._caveat, stacklevel=5)
+        self._warn(stacklevel=5)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=5)
         return self
-
-    @property
-    def _is_diagnosed(self) -> bool:
-        """Whether figures of the fit say how far its approximation is to be trusted; a guarantee that gives a reason needs none."""
-        return not self._fitted.guarantee.is_exact and not self._fitted.guarantee.reason
 
     # Prediction -------------------------------------------------------------------------------------------------------
 
@@ -416,17 +410,17 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
             return self._recalibration.sizes.reshape(-1, self._width)
         return cell_sizes(self._fitted.labels, self._width, self._categories, points)
 
-    def notes(self) -> list[str]:
-        found = self.diagnose() if self._is_diagnosed else None
-        return notes_of(self._fitted, self._caveat, found if isinstance(found, Diagnostics) else None)
-
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
         if self._recalibration is not None:
             return EXACT.because("recalibrated with fresh points")
-        lacks = self._caveat or ("" if self._known is None or self.class_conditional else ABSENT)
-        return APPROXIMATE.because(lacks) if self._fitted.guarantee.is_exact and lacks else self._fitted.guarantee
+        promise = self._fitted.guarantee
+        absent = promise.is_exact and self._known is not None and not self.class_conditional
+        if lacks := self._caveat or ABSENT * absent:
+            return APPROXIMATE.because(lacks)
+        other = promise.is_exact and self.prefit and self.head is not None
+        return promise.because("provided that all before the head was trained on other data") if other else promise
 
     @property
     def display_name(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,7 @@ from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
-from fullconformal.methods.base import ConformalWarning, Values
+from fullconformal.methods.base import Values
 from fullconformal.methods.fitting import L2_LINEAR, fit_steps
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
@@ -193,8 +192,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         self._fitted = fitted
         self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
         self.method_, self.method_reason_ = self._fitted.method, selection.reason
-        if told := self._fitted.warnings:
-            warnings.warn(f"{'; '.join(told)}.", ConformalWarning, stacklevel=3)
+        self._warn(stacklevel=4)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
 
@@ -378,8 +376,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
     @property
     def guarantee_(self) -> Guarantee:
         check_is_fitted(self)
-        promise, lacking = self._fitted.guarantee, self._caveat
-        return APPROXIMATE.because(lacking) if promise.is_exact and lacking else promise
+        return APPROXIMATE.because(self._caveat) if self._caveat else self._fitted.guarantee
 
     def notes(self) -> list[str]:
         return [f"The promise of these intervals: {self.guarantee_}."]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from torch import nn
 from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore
 from fullconformal.estimators.base import ABSENT, ConformalClassifier, whole_or_nothing
-from fullconformal.estimators.categories import Categories, warn_unreachable
+from fullconformal.estimators.categories import Categories, tied_at_the_top, warn_unreachable
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels
 from fullconformal.estimators.validation import check_flag, check_sample_weight, score_of
 from fullconformal.guarantees import APPROXIMATE, Guarantee
-from fullconformal.methods.base import Bag, Config
+from fullconformal.methods.base import Bag, Config, ConformalWarning
 from fullconformal.methods.outputs import LogProba, Model, Piped
 from fullconformal.methods.parts import Part, check_folds, fit_parts
 from fullconformal.models.adapters import is_skorch
@@ -269,6 +270,10 @@ class HeldOutClassifier(ConformalClassifier):
             self.verbose,
         )  # fmt: skip
         self._held_out = self._calibrate(fit)
+        if self._held_out.width == 1:
+            scores = np.concatenate([np.empty(0), *(cell for part in self._held_out.parts for cell in part.ordered)])
+            if told := tied_at_the_top(scores, self.confidence_level):
+                warnings.warn(f"{told}.", ConformalWarning, stacklevel=3)
         self.warn_unreachable(self.confidence_level, stacklevel=4)
         return self
 

@@ -148,18 +148,14 @@ def check_labels(y: Any) -> None:
         return
     if y.dtype.kind == "S":
         raise ValueError("y holds bytes; give strings, for instance y.astype(str).")
-    missing = np.isnat(y) if y.dtype.kind in "mM" else np.array([_is_missing(label) for label in y], dtype=bool)
-    if missing.any():
+    # Most labels are numbers or texts, for which it is not imported.
+    import pandas
+
+    if (missing := pandas.isna(y)).any():
         raise ValueError(
             f"y has no label at {missing.sum()} of its {len(y)} places, the first at {int(missing.argmax())} (counted from 0); "
             "leave such points out."
         )
-
-
-def _is_missing(label: Any) -> bool:
-    """Whether it is None, or one of those that do not equal themselves: NaN, and pandas' NA and NaT."""
-    same = label is not None and label == label
-    return (isinstance(same, (bool, np.bool_)) and not same) or type(label).__name__ == "NAType"
 
 
 def check_names(X: Any) -> None:

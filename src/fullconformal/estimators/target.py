@@ -14,7 +14,7 @@ from sklearn.pipeline import Pipeline
 
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.models.transformers import needs_labels, parts
+from fullconformal.models.transformers import learn_from_labels
 from fullconformal.storage import expect, require, savable
 
 FloatArray = npt.NDArray[np.float64]
@@ -35,8 +35,7 @@ def learns_values(estimator: Any) -> str:
     wrapper = outer or split_target(model)[1]
     if wrapper is not None and wrapper.transformer is not None:
         return type(wrapper.transformer).__name__
-    steps = [] if transformers is None else [type(part).__name__ for part in parts(transformers) if needs_labels(part)]
-    return ", ".join(dict.fromkeys(steps))
+    return learn_from_labels(transformers)
 
 
 def without_target(estimator: Any) -> Any:

@@ -277,7 +277,7 @@ def check_trainable(estimator: Any, l2: float | None) -> None:
     name = type(final).__name__
     # A stack whose last estimator is left to scikit-learn has one once it is fitted.
     if not hasattr(estimator, "predict_proba") and getattr(final, "final_estimator", estimator) is not None:
-        remedy = f"for instance sklearn.calibration.CalibratedClassifierCV({name}(...))"
+        remedy = f"for instance sklearn.calibration.CalibratedClassifierCV({name}(...)), or predict numbers by FullConformalRegressor"
         raise TypeError(f"estimator={name} has no predict_proba; give a classifier that has, {remedy}.")
     if l2 is not None:
         raise ValueError(f"l2={l2!r} was given, but {name} brings its own penalty; set it there.")
@@ -313,7 +313,7 @@ def check_regressor(estimator: Any, name: str = "estimator") -> None:
         )
     if isinstance(estimator, BaseEstimator) and is_classifier(estimator):
         raise TypeError(
-            f"{name}={type(final).__name__} is a classifier; give a regressor, or take SplitConformalClassifier."
+            f"{name}={type(final).__name__} is a classifier; give a regressor, or predict labels with FullConformalClassifier."
         )
     # A stack whose last estimator is left to scikit-learn predicts once it is fitted.
     predicts = hasattr(estimator, "predict") or getattr(final, "final_estimator", estimator) is None

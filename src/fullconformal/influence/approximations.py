@@ -57,14 +57,11 @@ def indirect(prepared: Prepared, X: Tensor, q: float) -> tuple[Tensor, Alpha]:
         there = [problem.logits_at(theta - (1 - q) * step, X[c // n_classes][None]) for c, step in enumerate(steps)]
         tau = loss.candidates(torch.cat(there)).view(m, n_classes, n_classes).diagonal(dim1=1, dim2=2)
 
-    def own_logits(theta: Tensor, x: Tensor) -> Tensor:
-        return problem.logits_at(theta, x[None])[0]
-
     def alpha(block: slice) -> Tensor:
         Z, y = problem.X[block], problem.y[block]
         own = q * prepared.factor.solve(flat(prepared.rows(block))) if q else torch.zeros_like(theta)
         if not problem.is_linear:
-            at = vmap(own_logits) if q else problem.logits_at
+            at = vmap(lambda theta, x: problem.logits_at(theta, x[None])[0]) if q else problem.logits_at
             return torch.stack([loss.value(at(theta - step + own, Z), y) for step in steps]).view(m, n_classes, -1)
         f, ((T, a),) = problem.jacobian(Z)
         assert a is not None  # the layer's inputs, which meet the parameters in the same T for all points

@@ -27,6 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # Relative to its largest value a number below this is rounding.
 NOTHING = 1e-10
+REMEDY = "remove columns that are sums of others, or raise alpha."
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Lasso:
         X, y = X - mean, y - shift
         G, c = X.T @ X, X.T @ y
         G[np.diag_indices_from(G)] += l2
-        active, signs = np.flatnonzero(start), np.sign(start[start != 0])
+        active, signs = np.flatnonzero(start := independent(G, start)), np.sign(start[start != 0])
         for _ in range(4 * len(c) + 16):
             weight = np.zeros(len(c))
             if len(active):
@@ -85,9 +86,7 @@ class Lasso:
             if rest[most] <= l1 * (1 + NOTHING):
                 return cls(X, y, mean, shift, intercept, l1, l2, weight)
             active, signs = np.append(active, most), np.append(signs, np.sign(rho[most]))
-        raise ValueError(
-            "the lasso of the training points did not settle on its columns; remove columns that are sums of others, or raise alpha."
-        )
+        raise ValueError(f"the lasso of the training points did not settle on its columns; {REMEDY}")
 
     def predict(self, X: FloatArray) -> FloatArray:
         """The fit (m,) at objects X (m, d)."""
@@ -171,9 +170,7 @@ class _Walk:
                 active, signs = np.delete(active, place), np.delete(signs, place)
             else:
                 active, signs = np.append(active, column), np.append(signs, sign)
-        raise ValueError(
-            "the lasso of an object has too many knots; remove columns that are sums of others, or raise alpha."
-        )
+        raise ValueError(f"the lasso of an object has too many knots; {REMEDY}")
 
     def _next(
         self, t: float, way: int, active: npt.NDArray[np.intp], signs: FloatArray, u: FloatArray, v: FloatArray,
@@ -182,7 +179,10 @@ class _Walk:
         """Where the next column leaves (sign 0) or joins, which, and with which sign; infinite where none does."""
         best, column, sign = way * np.inf, -1, 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            zero = np.where(v[active] * signs * way < 0, -u[active] / v[active], best)
+            # A weight whose column adds next to nothing to the slope of the fit does not move but for rounding.
+            reach = np.abs(v[active]) * np.sqrt(np.diag(self.G)[active])
+            moves = (v[active] * signs * way < 0) & (reach > NOTHING * reach.max(initial=0.0))
+            zero = np.where(moves, -u[active] / v[active], best)
             # Correlations of the columns outside move towards one of ±λ₁.
             to = np.sign(q * way)
             steep = np.abs(q) > NOTHING * (np.abs(self.slope) + self.largest * np.abs(v).max(initial=0.0))
@@ -232,6 +232,25 @@ class _Walk:
             first, slope = first - own_first / (n + 1), slope - own_slope / (n + 1)
             own_first, own_slope = own_first * n / (n + 1), own_slope * n / (n + 1)
         return Segment(*ends, first, slope, own_first, own_slope, share[:-1], float(share[-1]))
+
+
+def independent(G: FloatArray, weight: FloatArray) -> FloatArray:
+    """Weights (d,) of the same fit and the same |w|₁, but of columns none of which is a sum of others; G (d, d) has their products.
+
+    Of columns that add up to nothing, as those of a one-hot encoding do less their means, the lasso has many solutions: Xz = 0 for some z,
+    and the optimum asks that Xᵀr = λ₁sign(w), so that sign(w)·z = 0, too. Weights move along z until the first of them is zero.
+    """
+    weight = weight.copy()
+    while len(active := np.flatnonzero(weight)):
+        scale = np.sqrt(np.diag(G)[active])
+        values, vectors = np.linalg.eigh(G[np.ix_(active, active)] / np.outer(scale, scale))
+        if values[0] > NOTHING:
+            break
+        z = vectors[:, 0] / scale
+        first = int(np.abs(z / weight[active]).argmax())
+        weight[active] -= z * (weight[active[first]] / z[first])
+        weight[active[first]] = 0.0
+    return weight
 
 
 def _factor(G: FloatArray, active: npt.NDArray[np.intp]) -> tuple[FloatArray, bool]:

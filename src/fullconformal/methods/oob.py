@@ -244,17 +244,6 @@ class FittedOutOfBag(Fitted):
         tie = (len(self.forest) + 1) * float(np.finfo(np.float64).eps)
         return pvalues.rank_weights(self.alpha, self.candidate_scores(X), tie, self.weight(query))
 
-    @property
-    def warnings(self) -> list[str]:
-        """Of too few trees: points of whose label no tree thought are all tied, and so are the labels of which none thinks."""
-        tied = float((self.alpha >= 1).mean())
-        if tied <= 0.05 or len(self.forest) >= MANY:
-            return []
-        return [
-            f"{self.forest.few}, and for {tied:.0%} of the training points none of them chose the true label: above {1 - tied:.0%} "
-            "confidence sets hold every label; grow more trees (n_estimators=100)"
-        ]
-
     def state(self) -> dict[str, Any]:
         """The forest and its out-of-bag scores."""
         return {"forest": self.forest, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes}

@@ -42,13 +42,15 @@ class LogProba:
             out[:, self.present] = -math.log(len(self.present))
         else:
             X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
-            proba = self.model.predict_proba(X)
-            if np.shape(proba) != (len(out), len(self.present)):
+            proba = np.asarray(self.model.predict_proba(X))
+            # NaN is told of with the object.
+            if proba.shape != (len(out), len(self.present)) or (np.abs(proba - 0.5) > 0.501).any():
                 raise ValueError(
-                    f"estimator={type(self.model).__name__}: predict_proba gave {np.shape(proba)} numbers; give a classifier with one "
-                    f"probability an object and class, {(len(out), len(self.present))}."
+                    f"estimator={type(self.model).__name__}: predict_proba gave {proba.shape} numbers, from {np.nanmin(proba):.3g} to "
+                    f"{np.nanmax(proba):.3g}; give a classifier with one probability an object and class, {(len(out), len(self.present))} "
+                    "(of a skorch net whose module returns logits, set criterion=torch.nn.CrossEntropyLoss)."
                 )
-            out[:, self.present] = log_of(np.asarray(proba))
+            out[:, self.present] = log_of(proba)
         return out
 
     def precision(self, X: Any) -> float:

@@ -85,8 +85,11 @@ def _given(asked: Any, model: Any) -> Selection:
     return Selection(replace(asked, model=model), "it was given as an object")
 
 
-def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection:
-    """The method of a model for objects X, given what was asked for; an error where that does not go with the model."""
+def select(model: Any, asked: str | Method, config: Config, X: Any, whole: str = "") -> Selection:
+    """The method of a model for objects X, given what was asked for; an error where that does not go with the model.
+
+    `whole` names the transformers before it that learn from labels, if any do: out-of-bag points would be scored with what these learned.
+    """
     if isinstance(asked, Method):
         return _given(asked, model)
     kind = "the built-in regression" if model is None else type(model).__name__
@@ -95,7 +98,7 @@ def select(model: Any, asked: str | Method, config: Config, X: Any) -> Selection
         return Selection(Neighbors(model), f"{kind} has exact scores without refits")
     if is_gaussian(model) and asked in ("auto", "exact") and not config.prefit:
         return Selection(Gaussian(model), f"{kind} has exact scores by updates of its means and variances")
-    if asked == "oob" or (asked == "auto" and is_forest(model)):
+    if asked == "oob" or (asked == "auto" and is_forest(model) and not whole):
         check_forest(model, config.prefit)
         return Selection(OutOfBag(model), f"the trees of {kind} score the points that they have not drawn")
     if asked == "exact" and convex:
@@ -158,10 +161,12 @@ def select_regression(
         raise ValueError(
             f"estimator={kind} with a 'precomputed' kernel or metric is not supported: X holds objects; give it by name or as a function."
         )
-    if asked == "oob" or (asked == "auto" and is_forest(model) and not weighted):
+    if asked == "oob" or (asked == "auto" and is_forest(model) and not weighted and not whole):
         check_forest(model, config.prefit)
         return Selection(OutOfBagRegression(model), f"the trees of {kind} score the points that they have not drawn")
-    if asked == "influence" or (asked == "auto" and is_network(model) and _tangent_wanted(config)):
+    # Influence is taken unasked where a network came trained, or an option was given that folds do not have.
+    tangent = config.prefit or influence_asked(config) or config.q == 0
+    if asked == "influence" or (asked == "auto" and is_network(model) and tangent):
         if not is_network(model):
             raise ValueError(
                 f"method='influence' is for torch modules, skorch nets and MLPRegressor; for {kind} use method='auto'."
@@ -191,11 +196,6 @@ def select_regression(
 def is_network(model: Any) -> bool:
     """Whether a regressor has a tangent."""
     return isinstance(model, (nn.Module, MLPRegressor)) or is_skorch(model)
-
-
-def _tangent_wanted(config: Config) -> bool:
-    """Whether influence is taken for a network unasked: where it came trained, or an option was given that folds do not have."""
-    return config.prefit or influence_asked(config) or config.q == 0
 
 
 def is_usually_exact(model: Any) -> bool:

@@ -97,12 +97,6 @@ def loaded_config(state: Any, device: torch.device) -> Config:
     return Config(**numbers, l2=l2, dtype=None if dtype is None else getattr(torch, dtype), device=device)
 
 
-def check_inputs(transformers: Any, X: Any) -> None:
-    """Raise where loaded transformers make more numbers of all training objects X (n, ...) than these can bear out."""
-    made = _num_samples(X) * max(width(transformers), transform(transformers, take(X, [0])).size)
-    require(made <= LIMITS.activations(getattr(X, "nnz", math.prod(X.shape))), "transformers")
-
-
 class BehindTransformers:
     """What methods behind transformers share: the method fitted once and unfitted, and the points as the transformers are given them."""
 
@@ -167,8 +161,10 @@ class BehindTransformers:
         require(isinstance(base, made) and base.guarantee.is_exact and not method.takes_pipeline, "method")
         check_model(method, base, bag)
         config = loaded_config(state["config"], base.device)
-        known = Transformers(state["transformers"], bool(state["known"]))
-        check_inputs(known.fitted, bag.X)
+        known, X = Transformers(state["transformers"], bool(state["known"])), bag.X
+        # More numbers of all training objects than these can bear out are not made.
+        made = _num_samples(X) * max(width(known.fitted), transform(known.fitted, take(X, [0])).size)
+        require(made <= LIMITS.activations(getattr(X, "nnz", math.prod(X.shape))), "transformers")
         return cls(base, method, config, known, bag)  # type: ignore[call-arg]
 
 

@@ -61,6 +61,12 @@ def needs_labels(step: Any) -> bool:
     return any(_looks_at_labels(part) for part in parts(step))
 
 
+def learn_from_labels(transformers: Any) -> str:
+    """Which transformers need labels, in words; empty for none."""
+    steps = [] if transformers is None else [type(part).__name__ for part in parts(transformers) if needs_labels(part)]
+    return ", ".join(dict.fromkeys(steps))
+
+
 def _looks_at_labels(step: Any) -> bool:
     tags = getattr(step, "__sklearn_tags__", None)
     selects = isinstance(step, SelectorMixin) and not isinstance(step, VarianceThreshold)

@@ -213,8 +213,8 @@ def fill_template(name: str, data: Any, facts: dict[str, Any], style: str, show:
     scripts = [(TEMPLATES / f"{part}.js").read_text(encoding="utf-8") for part in ("base", name)]
     script = "\n".join(['"use strict";', "(() => {", *scripts, "})();"])
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": show, "level": level_text, "count": "{:,}".format}
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"percent": percent, "number": show, "count": "{:,}".format, "breakable": breakable}
+    environment.filters["level"] = lambda level: f"{100 * level:.6g}\u00a0%"
     return (
         environment.get_template(f"{name}.html")
         .render(
@@ -255,11 +255,6 @@ def entry_positions(p: FloatArray, levels: FloatArray) -> npt.NDArray[np.uint8]:
 def percent(value: float) -> str:
     """A share in per cent, or a dash if it is not a number."""
     return f"{100 * value:.1f}\u00a0%" if isfinite(value) else "–"
-
-
-def level_text(level: float) -> str:
-    """A confidence level in per cent, with as many digits as it needs."""
-    return f"{100 * level:.6g}\u00a0%"
 
 
 def number(value: float) -> str:

@@ -250,12 +250,7 @@ def pack_function(function: np.ufunc, _: Packer) -> dict[str, Any]:
     return {"name": function.__name__}
 
 
-def unpack_function(values: dict[str, Any], _: Unpacker) -> Any:
-    """The function again."""
-    return getattr(np, among(values["name"], FUNCTIONS))
-
-
-KINDS["function"] = Kind(np.ufunc, pack_function, unpack_function)
+KINDS["function"] = Kind(np.ufunc, pack_function, lambda values, _: getattr(np, among(values["name"], FUNCTIONS)))
 KINDS["scikit-learn"] = Kind(BaseEstimator, pack_estimator, unpack_estimator)
 
 

@@ -63,7 +63,7 @@ def savable(cls: Class) -> Class:
     if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(f"{cls.__module__} and {known.cls.__module__} both save a {cls.__name__}; rename one.")
     kept: Any = cls
-    state = kept.state if hasattr(cls, "state") else state_of_fields
+    state = kept.state if hasattr(cls, "state") else lambda value: {f.name: getattr(value, f.name) for f in fields(value)}  # fmt: skip
     make = kept.from_state if hasattr(cls, "from_state") else partial(from_fields, cls)
     KINDS[cls.__name__] = Kind(cls, lambda value, _: dict(state(exactly(cls, value))), lambda values, _: make(values))
     return cls
@@ -187,17 +187,15 @@ class Unpacker:
             self.seen.add(tag)
             return KINDS[tag].unpack({key: self.unpack(part) for key, part in node.items() if key != "is"}, self)
         reader = {
-            "float": self._float, "tuple": self._items, "dict": self._items, "slice": self._items, "scalar": self._scalar,
-            "dtype": self._dtype, "type": self._dtype, "array": self._array, "tensor": self._array, "objects": self._objects,
+            "float": lambda node: float(among(node["value"], ("nan", "inf", "-inf"))), "scalar": self._scalar, "objects": self._objects,
+            "tuple": self._items, "dict": self._items, "slice": self._items, "dtype": self._dtype, "type": self._dtype,
+            "array": self._array, "tensor": self._array,
         }.get(tag)  # fmt: skip
         if reader is None:
             raise StorageError(
                 f"it holds a {str(tag)[:60]!r}, which is not among what may be loaded; if that is a class of your own, import it first"
             )
         return reader(node)
-
-    def _float(self, node: dict[str, Any]) -> float:
-        return {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[node["value"]]
 
     def _items(self, node: dict[str, Any]) -> Any:
         items = self.unpack(expect(node["items"], list))
@@ -302,11 +300,6 @@ def parameters(cls: Any) -> dict[str, Any]:
 def hints_of(cls: Any) -> dict[str, Any]:
     """The types that a class and its bases annotate, by name."""
     return typing.get_type_hints(cls)
-
-
-def state_of_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def from_fields(cls: Any, values: dict[str, Any]) -> Any:
