@@ -48,11 +48,8 @@ def predict(
     )
     for name in keep:
         check_name(frame, name, "--keep")
-    saved.repeat_warnings(notes, printer)
     X = saved.objects_of(frame, clf, schema, notes, printer)
     levels = sorted(set(confidence)) or [clf.confidence_level]
-    if "verbose" in clf.get_params(deep=False):
-        clf.set_params(verbose=printer.verbose)
     with printer.warnings_as_notes():
         if saved.is_regressor(clf):
             from fullconformal.cli import regression
@@ -150,7 +147,6 @@ def report(
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
     given = {name: p[frame.index] for name, p in given.items()}
     y = schema.quantities(frame) if saved.is_regressor(clf) else outputs.known_labels(frame, clf, schema, table)
-    saved.repeat_warnings(notes, printer)
     X = saved.objects_of(frame, clf, schema, notes, printer)
     shown = {
         "title": title or f"{predictor.stem} on {table.name}",
@@ -160,7 +156,5 @@ def report(
     }
     with printer.warnings_as_notes():
         others = {} if trained_on is None else outputs.split_beside(clf, schema, trained_on, sep, drop_missing, printer)
-        if "verbose" in clf.get_params(deep=False):
-            clf.set_params(verbose=printer.verbose)
         clf.report(X, y, out, others=others, **shown, **given)
     printer.say(f"{len(y):,} rows in {out.resolve()} ({tables.file_size(out)}): open it in a browser")
