@@ -1,5 +1,7 @@
 """fit, predict and inspect as a person types them."""
 
+import atexit
+import gc
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import fullconformal
+from fullconformal import __main__
 from fullconformal.cli import main, tables
 from fullconformal.cli.schema import Schema
 from fullconformal.estimators.saving import load_with_notes
@@ -79,8 +82,66 @@ def test_a_process_of_its_own_fits_and_predicts(people, tmp_path):
     """As a user starts it: nothing was imported before."""
     for words in (("fit", people / "old.csv", "--target", "income", "-o", tmp_path / "model", "-q"),
                   ("predict", tmp_path / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "-q")):  # fmt: skip
-        subprocess.run([sys.executable, "-m", "fullconformal", *map(str, words)], check=True)
+        in_a_process(*words).check_returncode()
     assert len(pd.read_csv(tmp_path / "sets.csv")) == 100
+
+
+def in_a_process(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "fullconformal", *map(str, words)], capture_output=True, check=False, text=True
+    )
+
+
+def test_a_process_ends_when_everything_is_said(people, tmp_path):
+    """It ends without taking apart what it has imported: what it printed is complete, more than a pipe holds, and its exit code is kept."""
+    pd.read_csv(people / "new.csv").assign(word="x" * 2000).to_csv(tmp_path / "new.csv", index=False)
+    words = ("predict", people / "model", tmp_path / "new.csv", "--keep", "word")
+    done, expected = in_a_process(*words), ok(*words)
+    assert done.returncode == 0 and len(done.stdout) > 200_000
+    assert (done.stdout, done.stderr) == (expected.stdout, expected.stderr)
+    done = in_a_process("predict", tmp_path / "none", tmp_path / "new.csv")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.endswith("none: there is no such file.\n")
+
+
+def test_predict_starts_without_what_it_does_not_need(people, tmp_path):
+    """Facts of a process at its very end: modules nobody asked for, objects that Python looks at no more, looks while it started."""
+    code = (
+        "import atexit, gc, json, sys\n"
+        "from fullconformal.__main__ import run\n"
+        "looks = lambda: sum(one['collections'] for one in gc.get_stats())\n"
+        "facts = lambda: print(json.dumps([sorted(sys.modules), gc.get_freeze_count(), looks() - before]))\n"
+        "atexit.register(facts)\n"
+        "before = looks()\n"
+        "run()"
+    )
+    words = ("predict", people / "model", people / "new.csv", "-o", tmp_path / "sets.csv", "-q")
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, check=True, text=True)
+    imported, frozen, looked = json.loads(done.stdout)
+    assert {"torch", "sklearn", "pandas"} <= set(imported) and frozen > 100_000
+    assert not {"matplotlib", "jinja2", "distributed", "fullconformal.report", "fullconformal.comparison"} & set(
+        imported
+    )
+    assert looked == 0
+
+
+def test_only_the_command_of_a_process_changes_what_python_looks_at(people, tmp_path):
+    before = gc.get_threshold(), gc.get_freeze_count(), len(gc.callbacks)
+    ok("predict", people / "model", people / "new.csv", "-o", tmp_path / "sets.csv")
+    assert (gc.get_threshold(), gc.get_freeze_count(), len(gc.callbacks)) == before
+
+
+def test_long_commands_look_for_garbage_as_usual(monkeypatch):
+    usual = gc.get_threshold()
+    monkeypatch.setattr(atexit, "register", lambda work: None)
+    monkeypatch.setattr("fullconformal.__main__.main", lambda: None)
+    try:
+        __main__.run()
+        put_off = gc.get_threshold()
+        gc.collect(0)
+        assert put_off[0] > usual[0] and gc.get_threshold() == usual
+    finally:
+        gc.callbacks.pop()
+        gc.set_threshold(*usual)
 
 
 def test_predict_writes_what_python_says(people, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from importlib import import_module
 from typing import Any
@@ -35,14 +34,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"fullconformal.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
-        return command
+        return getattr(import_module(f"fullconformal.cli.{COMMANDS[cmd_name][0]}"), cmd_name)  # type: ignore[no-any-return]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Invalid input prints one line and exits with 2, an interrupt exits with 130; other errors keep their traceback."""
-        # The thousands of objects that torch, pandas and scikit-learn make when they are imported are no garbage: looking for it among
-        # them takes a tenth to a seventh of the start.
-        gc.set_threshold(100_000)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -120,7 +120,7 @@ def note_known_rows(X: pd.DataFrame, notes: dict[str, Any], printer: Printer) ->
 
 
 def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, Any], printer: Printer) -> pd.DataFrame:
-    """The objects that a predictor takes, with what `fit` warned of, and notes on rows and categories: seen in training, and unseen."""
+    """The objects that a predictor takes, with notes: its warnings, known rows, unseen categories. It draws bars as asked for."""
     repeat_warnings(notes, printer)
     if "verbose" in clf.get_params(deep=False):
         clf.set_params(verbose=printer.verbose)
