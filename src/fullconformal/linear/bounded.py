@@ -81,91 +81,164 @@ def bounded_order(
     ``left(order)`` says which candidates (B,) are still to be decided; all of them where there is none.
     """
     dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
-    at, fits, change = bag.reference, fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
+    fits, change = fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
     grain = rounding(bag, change, fits.theta, dtype) + FLOOR + 2 * bag.n_classes * torch.finfo(dtype).eps
     if q < 1:
         error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
         tau, error = relative.margin(fits.z_added, change.y)[:, None], 2 * error[:, None]
         return torch.as_tensor(pvalues.order(relative.margin(fits.z, bag.y), tau, error)), fits
-    tau, tau_error = _own_scores(bag, change, fits, grain, accuracy)
-    margin, other = _margins(bag, fits)
-    slack, off = tau_error + grain, torch.outer(fits.reach, at.spread.sqrt())
-    # Probabilities near the least numbers of a precision are known to be small, no more.
-    tiny = torch.finfo(dtype).tiny ** 0.8
-    granted = torch.where(tau.abs() < -math.log(tiny), slack, torch.inf)
-    above = margin - off > (tau + granted)[:, None]
-    # The margin of a point that is left out does not decrease, and grows by no more than m(A')(1 − π_y).
-    grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
-    most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
-    order = above.to(torch.int8) - (most.add_(margin).add_(off) < (tau - granted)[:, None]).to(torch.int8)
-    pairs = ((order == 0) if left is None else (order == 0) & left(order)[:, None]).nonzero()
-    column, point = pairs.T
-    error, closest = torch.empty_like(column, dtype=tau.dtype), torch.empty_like(column, dtype=tau.dtype)
+    pairs = _Pairs(bag, change, fits, grain, accuracy, left)
+    pairs.by_multiples()
+    pairs.by_energies()
+    pairs.by_solves()
+    return pairs.order, fits
 
-    def still() -> Tensor:
-        """Which of the pairs (b,) are open."""
-        open_ = order[column, point] == 0
-        return open_ if left is None else open_ & left(order)[column]
 
-    def compare(part: Tensor, *known: Tensor) -> None:
-        """Decide the order of some pairs by what is known of their A'."""
-        error[part], closest[part] = _compare(bag, fits, tau, slack, pairs[part], order, *known)
+class _Pairs:
+    """The order (B, n) of points against candidates; and pairs (b,) of a column and a point that it leaves open, to be decided one by one.
 
-    # By multiples of A°, some 2²⁰ numbers of the pairs at a time.
-    for part in torch.arange(len(pairs), device=pairs.device).split(max(1, 2**20 // (8 * bag.K))):
-        c, i = column[part], point[part]
-        far, rest, r = fits.factors[c], at.rest[i], _at_pairs(bag, fits, c, i)[2]
-        low, high, s = 1 / far.most(rest), 1 / far.least(rest), _left_out(at.left_out, i, r)
-        half = (high - low) / 2
-        length = half.square() * (r * s).sum(0).clamp(min=0.0)
-        compare(part, s * (low + half), length[:, None] * at.left_out_against[i], high * at.left_out_spread[i])
-    # Where the Hessian has moved far its factors say little; solves take as little as energies where it has not, or points are many.
-    moved = (fits.factors.whole < 0.5) & (fits.error < 0.1) & (len(bag.X) * bag.n_classes**3 <= 2**24)
-    many = (column[still() & moved[column]].bincount(minlength=len(tau)) > 8).nonzero().squeeze(1)
-    sure = torch.exp(fits.error + grain)
-    if len(many):
-        _screen(bag, change[many], fits[many], off[many], (tau - granted)[many], sure[many], many, order)
-    near = still() & moved[column]
-    near &= (column[near].bincount(minlength=len(tau)) <= few_solves(bag))[column]
-    if bool(near.any()):
-        part = near.nonzero().squeeze(1)
-        c, i = column[part], point[part]
-        low, high = bag.energies.enclose(change, fits.pi, relative.all_probabilities(fits.z_added), c, i)
+    Of a pair, ``error`` is how far the scores and τ can be off besides what is not known of A', and ``closest`` how far they are apart.
+    """
+
+    def __init__(
+        self, bag: LinearBag, change: Change, fits: Added, grain: Tensor, accuracy: float, left: Callable[[Tensor], Tensor] | None
+    ) -> None:  # fmt: skip
+        self.bag, self.change, self.fits, self.grain, self.accuracy = bag, change, fits, grain, accuracy
+        self.left = left or (lambda order: torch.ones(len(order), dtype=torch.bool, device=order.device))
+        self.tau, tau_error = _own_scores(bag, change, fits, grain, accuracy)
+        at, (margin, other) = bag.reference, _margins(bag, fits)
+        self.slack, self.off = tau_error + grain, torch.outer(fits.reach, at.spread.sqrt())
+        # Probabilities near the least numbers of a precision are known to be small, no more.
+        tiny = torch.finfo(fits.z.dtype).tiny ** 0.8
+        granted = torch.where(self.tau.abs() < -math.log(tiny), self.slack, torch.inf)
+        self.least = self.tau - granted
+        above = margin - self.off > (self.tau + granted)[:, None]
+        # The margin of a point that is left out does not decrease, and grows by no more than m(A')(1 − π_y).
+        grown = (1 + 4 * at.rounding * (1 + at.odds)) * at.left_out_apart
+        most = (other * grown).div_(fits.factors[:, None].least(at.rest)).mul_(torch.exp(fits.error)[:, None])
+        self.order = above.to(torch.int8) - (most.add_(margin).add_(self.off) < self.least[:, None]).to(torch.int8)
+        self.column, self.point = ((self.order == 0) & self.left(self.order)[:, None]).nonzero().T
+        self.error, self.closest = torch.empty(2, len(self.column), dtype=self.tau.dtype, device=self.tau.device)
+
+    def still(self) -> Tensor:
+        """Which of the pairs (b,) are to be decided."""
+        open_: Tensor = self.order[self.column, self.point] == 0
+        return open_ & self.left(self.order)[self.column]
+
+    def few(self, pairs: Tensor) -> Tensor:
+        """Those of some pairs (b,) whose candidates have few of them."""
+        few: Tensor = self.column[pairs].bincount(minlength=len(self.tau)) <= few_solves(self.bag)
+        return pairs & few[self.column]
+
+    def at(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels (b,), logits and residuals (K, b) of some pairs."""
+        y, z = self.bag.y[self.point[part]], self.fits.z[self.column[part], :, self.point[part]].T.double()
+        return y, z, relative.residual(z, y)
+
+    def by_multiples(self) -> None:
+        """Decide by multiples of A°."""
+        at = self.bag.reference
+        # Some 2²⁰ numbers of the pairs at a time.
+        for part in torch.arange(len(self.point), device=self.point.device).split(max(1, 2**20 // (8 * self.bag.K))):
+            i, far = self.point[part], self.fits.factors[self.column[part]]
+            r, rest = self.at(part)[2], at.rest[i]
+            low, high, s = 1 / far.most(rest), 1 / far.least(rest), _left_out(at.left_out, i, r)
+            half = (high - low) / 2
+            length = half.square() * (r * s).sum(0).clamp(min=0.0)
+            self.compare(part, s * (low + half), length[:, None] * at.left_out_against[i], high * at.left_out_spread[i])
+
+    def by_energies(self) -> None:
+        """Decide by bounds on A' itself where the Hessian has moved far, whose factors say little there."""
+        bag, fits, at = self.bag, self.fits, self.bag.reference
+        # Solves take as little where it has not, or points are many.
+        moved = (fits.factors.whole < 0.5) & (fits.error < 0.1) & (len(bag.X) * bag.n_classes**3 <= 2**24)
+        sure, far = torch.exp(fits.error + self.grain), moved[self.column]
+        many = (self.column[self.still() & far].bincount(minlength=len(sure)) > 8).nonzero().squeeze(1)
+        if len(many):
+            self._screen(many, sure[many])
+        part = self.few(self.still() & far).nonzero().squeeze(1)
+        if not len(part):
+            return
+        c, i = self.column[part], self.point[part]
+        low, high = bag.energies.enclose(self.change, fits.pi, relative.all_probabilities(fits.z_added), c, i)
         unit = 4 * (at.rounding + torch.finfo(torch.float32).eps)
         grow = (sure[c] * (1 + unit * (1 + at.odds[i])))[:, None, None]
-        low, high, (y, _, r) = low / grow, high * grow, _at_pairs(bag, fits, c, i)
+        low, high, (y, _, r) = low / grow, high * grow, self.at(part)
         half, r = (high - low) / 2, r.T[:, :, None]
         length = (r.mT @ half @ r)[:, 0].clamp(min=0.0) * relative.against(half, y)
         spread = relative.spread(high[:, *relative.pairs(bag.K, r.device)[0]].T)
-        compare(part, torch.bmm(high - half, r)[:, :, 0].T, length, spread)
-    # Where nothing is known of a point, or of a fit, a solve would not help; nor for candidates of which a rough fit leaves a point open.
-    unknown = still() & torch.isfinite(error)
-    if accuracy > ACCURATE:
-        lost = torch.zeros_like(tau, dtype=torch.bool)
-        lost[column[still() & (error > closest / 2)]] = True
-        unknown &= ~lost[column]
-    unknown &= (torch.bincount(column[unknown], minlength=len(tau)) <= few_solves(bag))[column]
-    pairs, error = pairs[unknown], error[unknown]
-    for precision in (dtype,) if accuracy < ACCURATE else dict.fromkeys((bag.reference.rough, dtype)):
-        size = max(1, BLOCK // 32 // (8 * len(bag.X) * bag.K))
-        for part, errors in zip(pairs.split(size), error.split(size), strict=True):
-            _solve(bag, change, fits, tau, errors, part, order, precision)
-        left_over = order[tuple(pairs.T)] == 0
-        pairs, error = pairs[left_over], error[left_over]
-    return order, fits
+        self.compare(part, torch.bmm(high - half, r)[:, :, 0].T, length, spread)
 
+    def _screen(self, columns: Tensor, sure: Tensor) -> None:
+        """Put points below τ in some columns by what each class can move against their own: |A'^½(e_k − e_y)| |A'^½r|."""
+        bag, at, points = self.bag, self.bag.reference, self.bag.energies.screen[0]
+        pi, change = self.fits.pi[columns], self.change[columns]
+        grown = sure.square()[:, None] * (1 + 4 * at.rounding * (1 + at.odds[points]))
+        length = (bag.energies.apart(pi, change.factors) * grown[:, None]).sqrt()
+        step = length * (pi[:, :, points] * length).sum(1, keepdim=True)
+        moved = self.fits.z[columns[:, None], :, points].mT + step[:, 1:] - step[:, :1]
+        most = relative.margin(moved, bag.y[points]) + self.off[columns[:, None], points]
+        below = (most < self.least[columns, None]) & (self.order[columns[:, None], points] == 0)
+        self.order[columns[:, None], points] -= below.to(self.order.dtype)
 
-def _screen(
-    bag: LinearBag, change: Change, fits: Added, off: Tensor, tau: Tensor, sure: Tensor, columns: Tensor, order: Tensor
-) -> None:
-    """Put points below τ (B,) in some columns of the order by what each class can move against their own: |A'^½(e_k − e_y)| |A'^½r|."""
-    points, at = bag.energies.screen[0], bag.reference
-    grown = sure.square()[:, None] * (1 + 4 * at.rounding * (1 + at.odds[points]))
-    length = (bag.energies.apart(fits.pi, change.factors) * grown[:, None]).sqrt()
-    step = length * (fits.pi[:, :, points] * length).sum(1, keepdim=True)
-    most = relative.margin(fits.z[:, :, points] + step[:, 1:] - step[:, :1], bag.y[points]) + off[:, points]
-    below = (most < tau[:, None]) & (order[columns][:, points] == 0)
-    order[columns[:, None], points] -= below.to(order.dtype)
+    def compare(self, part: Tensor, shift: Tensor, length: Tensor, spread: Tensor) -> None:
+        """Decide some pairs (b,) of whose A' it is known that A'r is near a shift (K, b).
+
+        What is not known of A' moves class k against the own one by a squared ``length`` (b, C) at most; A' has at most some spread (b,).
+        """
+        at, c, i = self.bag.reference, self.column[part], self.point[part]
+        y, z, _ = self.at(part)
+        moved, lengths, tau = z + shift, length.sqrt().T, self.tau[c]
+        # The margin grows with all of them.
+        most, least = (relative.margin(moved + sign * (lengths[1:] - lengths[:1]), y) for sign in (1, -1))
+        off, other = self.off[c, i], relative.margin(z, y).sigmoid()
+        rounded = 4 * at.rounding * (1 + at.odds[i])
+        error = (turned(off, other) + rounded * other) * spread + off + self.slack[c]
+        above, below = least > tau + error, most < tau - error
+        self.order[c, i] = above.to(self.order.dtype) - below.to(self.order.dtype)
+        self.error[part], self.closest[part] = error, (relative.margin(moved, y) - tau).abs()
+
+    def by_solves(self) -> None:
+        """Decide by a solve for each."""
+        # A solve would not help where nothing is known of a point or of a fit, nor for candidates of which a rough fit leaves a point open.
+        unknown, rough, fine = self.still(), self.bag.reference.rough, self.fits.z.dtype
+        if self.accuracy > ACCURATE:
+            lost = torch.zeros_like(self.tau, dtype=torch.bool)
+            lost[self.column[unknown & (self.error > self.closest / 2)]] = True
+            unknown &= ~lost[self.column]
+        part = self.few(unknown & torch.isfinite(self.error)).nonzero().squeeze(1)
+        size = max(1, BLOCK // 32 // (8 * len(self.bag.X) * self.bag.K))
+        for dtype in (fine,) if self.accuracy < ACCURATE else dict.fromkeys((rough, fine)):
+            for some in part.split(size):
+                self._solve(some, dtype)
+            part = part[self.order[self.column[part], self.point[part]] == 0]
+
+    def _solve(self, part: Tensor, dtype: torch.dtype) -> None:
+        """Decide some pairs (b,) by solves of some precision.
+
+        The Hessian without the point is that of the fit on Z times factors from 1/(1 + odds) of the least to the most.
+        """
+        bag, fits, at, column, point = self.bag, self.fits, self.bag.reference, self.column[part], self.point[part]
+        own, x, tau = replace(self.change[column], removed=point), bag.X[point][:, None], self.tau[column]
+        (y, z, r), far, rest = self.at(part), fits.factors[column], at.rest[point]
+        least = far.least(rest)
+        low, high = 1 / far.most(rest), (1 + at.odds[point]) / least
+        # The Hessian of a solve is that at logits off by the error.
+        other = relative.margin(z, y).sigmoid()
+        fixed = self.error[part] + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
+        root = at.apart[point].sqrt()
+
+        def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor, lost: Tensor) -> Tensor:
+            shifted = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2)
+            off = root[pairs] * ((high - low)[pairs] / 2 * norm + high[pairs] * lost)
+            found = torch.as_tensor(pvalues.order(relative.margin(shifted, y[pairs]), tau[pairs], off + fixed[pairs]))
+            self.order[column[pairs], point[pairs]] = found.to(self.order.dtype)
+            # Where the other errors decide, more products would not.
+            done: Tensor = (found != 0) | (off < 1e-2 * fixed[pairs])
+            return done
+
+        pi = fits.rough.index_select(0, column) if dtype == torch.float32 else fits.pi[column, 1:]
+        conjugate(bag, own, pi, fits.theta[:, :, column], x * r.T[:, :, None], stop)
 
 
 def few_solves(bag: LinearBag) -> int:
@@ -221,36 +294,6 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
     return relative.margin(fits.z_added + shift, change.y), error
 
 
-def _compare(
-    bag: LinearBag,
-    fits: Added,
-    tau: Tensor,
-    slack: Tensor,
-    pairs: Tensor,
-    order: Tensor,
-    shift: Tensor,
-    length: Tensor,
-    spread: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Decide the order (B, n) of pairs (b, 2) of a column and a point, of whose A' it is known that A'r is near a shift (K, b).
-
-    What is not known of A' moves class k against the own one by a squared ``length`` (b, C) at most; A' has at most some spread (b,).
-    Returns how far the scores and τ can be off besides what is not known of A', and how far they are apart, (b,) each.
-    """
-    at, (column, point) = bag.reference, pairs.T
-    y, z, _ = _at_pairs(bag, fits, column, point)
-    moved, lengths = z + shift, length.sqrt().T
-    # The margin grows with all of them.
-    most, least = (relative.margin(moved + sign * (lengths[1:] - lengths[:1]), y) for sign in (1, -1))
-    off, other = at.spread.sqrt()[point] * fits.reach[column], relative.margin(z, y).sigmoid()
-    rounded = 4 * at.rounding * (1 + at.odds[point])
-    error = (turned(off, other) + rounded * other) * spread + off + slack[column]
-    above, below = least > tau[column] + error, most < tau[column] - error
-    order[column, point] = above.to(order.dtype) - below.to(order.dtype)
-    alpha = relative.margin(moved, y)
-    return error, (alpha - tau[column]).abs()
-
-
 def _left_out(A: Tensor, point: Tensor, r: Tensor) -> Tensor:
     """A_i r (K, b) of residuals r (K, b) of some points: each matrix of A (n, K, K) is read once for all its residuals."""
     place = point.argsort(stable=True)
@@ -263,50 +306,6 @@ def _left_out(A: Tensor, point: Tensor, r: Tensor) -> Tensor:
     out = torch.empty_like(r)
     out[:, place] = S[which, :, within].T
     return out
-
-
-def _at_pairs(bag: LinearBag, fits: Added, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels (b,), logits and residuals (K, b) of pairs of a column and a point."""
-    y, z = bag.y[point], fits.z[column, :, point].T.double()
-    return y, z, relative.residual(z, y)
-
-
-def _solve(
-    bag: LinearBag,
-    change: Change,
-    fits: Added,
-    tau: Tensor,
-    error: Tensor,
-    pairs: Tensor,
-    order: Tensor,
-    dtype: torch.dtype,
-) -> None:
-    """Decide the order (B, n) of pairs (b, 2) of a column and a point, by a solve of some precision for each, errors (b,) beside it.
-
-    The Hessian without the point is that of the fit on Z times factors from 1/(1 + odds) of the least to the most.
-    """
-    at, (column, point) = bag.reference, pairs.T
-    own, x = replace(change[column], removed=point), bag.X[point][:, None]
-    y, z, r = _at_pairs(bag, fits, column, point)
-    far, rest = fits.factors[column], at.rest[point]
-    least = far.least(rest)
-    low, high = 1 / far.most(rest), (1 + at.odds[point]) / least
-    # The Hessian of a solve is that at logits off by the error.
-    other = relative.margin(z, y).sigmoid()
-    fixed = error + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
-    root = at.apart[point].sqrt()
-
-    def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor, lost: Tensor) -> Tensor:
-        shifted = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2)
-        off = root[pairs] * ((high - low)[pairs] / 2 * norm + high[pairs] * lost)
-        found = pvalues.order(relative.margin(shifted, y[pairs]), tau[column[pairs]], off + fixed[pairs])
-        order[column[pairs], point[pairs]] = found.to(order.dtype)
-        # Where the other errors decide, more products would not.
-        decided: Tensor = found != 0
-        return decided | (off < 1e-2 * fixed[pairs])
-
-    pi = fits.rough.index_select(0, column) if dtype == torch.float32 else fits.pi[column, 1:]
-    conjugate(bag, own, pi, fits.theta[:, :, column], x * r.T[:, :, None], stop)
 
 
 def _ahead(x: Tensor, w: Tensor, s: Tensor, share: Tensor) -> Tensor:
