@@ -195,6 +195,23 @@ def test_columns_of_a_lasso_that_are_sums_of_others(alpha, scheme):
         check_against(reg, precise, X[:25], y, X[25:], leveraged, most=6, knots=True)
 
 
+@pytest.mark.parametrize("scheme", ["deleted", "studentized"])
+def test_each_point_of_a_bag_has_its_rank_where_columns_of_a_lasso_are_sums_of_others(scheme):
+    """Scores that treat all points alike: of n points, each against the others, at most k have a p-value of k/n or less."""
+    n = 12
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        four, two, rest = rng.integers(0, 4, n), rng.integers(0, 2, n), rng.normal(size=n)
+        X = np.column_stack([np.eye(4)[four], np.eye(2)[two], rest])
+        y = rng.normal(size=4)[four] + rest + 0.3 * rng.normal(size=n)
+        model, p = Lasso(10 ** rng.uniform(-2.5, -0.3), tol=1e-10, max_iter=10**5), []
+        for own in np.arange(n):
+            others = np.arange(n) != own
+            reg = FullConformalRegressor(model, scheme=scheme, confidence_level=0.5).fit(X[others], y[others])
+            p.append(reg.predict_p(X[[own]], y[[own]])[0])
+        assert (np.sort(p) >= np.arange(1, n + 1) / n - 1e-9).all()
+
+
 @pytest.mark.parametrize("scheme", Q)
 def test_a_penalty_that_is_chosen_in_the_bag(scheme):
     X, y, new = table(10, 4, seed=5)
