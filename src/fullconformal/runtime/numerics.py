@@ -97,15 +97,16 @@ def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
 class _Switch:
     """Settings of torch, which are the whole process's: `off` while any thread wants it so, given back by the last to go."""
 
-    def __init__(self, *settings: tuple[Any, str, Any, Any]):
-        """Of each its place, its name, and what it is off and on; on it stays as it was where that is None."""
-        self.settings, self.lock, self.wanted, self.now = settings, Lock(), list[bool](), "as it was"
+    def __init__(self, *settings: tuple[Any, str, dict[Any, Any]]):
+        """Of each its place, its name, and what it is off and on, where that is not what it was before."""
+        self.settings, self.lock, self.wanted = settings, Lock(), list[bool]()
+        self.now: bool | None = None
 
     @contextmanager
     def set(self, value: bool) -> Iterator[None]:
         with self.lock:
             if not self.wanted:
-                self.before = [getattr(place, name) for place, name, _, _ in self.settings]
+                self.before = [getattr(place, name) for place, name, _ in self.settings]
             self.wanted.append(value)
             self._put()
         try:
@@ -116,24 +117,23 @@ class _Switch:
                 self._put()
 
     def _put(self) -> None:
-        now = "as it was" if not self.wanted else "on" if all(self.wanted) else "off"
+        now = all(self.wanted) if self.wanted else None
         # Calls within calls, of which there are many, find what they want.
         if now == self.now:
             return
         self.now = now
-        for (place, name, off, on), before in zip(self.settings, self.before, strict=True):
-            value = {"off": off, "on": on}.get(now)
-            setattr(place, name, before if value is None else value)
+        for (place, name, values), before in zip(self.settings, self.before, strict=True):
+            setattr(place, name, values.get(now, before))
 
 
 # The older name where modules ask for it (`cudnn.flags`), elsewhere the newer: after the older was set torch may refuse to say how precise
 # its products are.
 FLOAT32 = _Switch(
-    (matmul, "fp32_precision", "ieee", "tf32"),
-    (cudnn, "allow_tf32", False, None),
-    *((getattr(mkldnn, name), "fp32_precision", "ieee", None) for name in ("matmul", "conv", "rnn")),
+    (matmul, "fp32_precision", {False: "ieee", True: "tf32"}),
+    (cudnn, "allow_tf32", {False: False}),
+    *((getattr(mkldnn, name), "fp32_precision", {False: "ieee"}) for name in ("matmul", "conv", "rnn")),
 )
-HALF_SUMS = _Switch((matmul, "allow_fp16_reduced_precision_reduction", False, True))
+HALF_SUMS = _Switch((matmul, "allow_fp16_reduced_precision_reduction", {False: False}))
 
 
 def full_precision() -> _GeneratorContextManager[None]:
