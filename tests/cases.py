@@ -147,7 +147,7 @@ def bad_data(X, y):
     return [
         (np.where(X > 2, np.nan, X), y, "NaN"),
         (np.where(X > 2, np.inf, X), y, "infinity"),
-        (X, y[:-1], "inconsistent"),
+        (X, y[:-1], "must be as many"),
         (X[:0], y[:0], "0 sample"),
         (X, np.zeros(len(y)), "one class"),
         (X, X[:, 0], "continuous"),

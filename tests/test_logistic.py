@@ -11,11 +11,12 @@ from sklearn.utils._param_validation import InvalidParameterError
 from torch import nn
 
 from fullconformal import FullConformalClassifier
-from fullconformal.linear import newton
+from fullconformal.linear import newton, steps
 from fullconformal.linear.bag import LinearBag, NoMinimiser
 from fullconformal.linear.from_problem import Regression, Units, fit_linear
+from fullconformal.linear.hessian import factor
 from fullconformal.linear.steps import Steps
-from fullconformal.losses.relative import residual, second
+from fullconformal.losses.relative import range_of, residual, second
 from fullconformal.models import linear
 from fullconformal.models.adapters import read
 from fullconformal.problem import Problem
@@ -80,6 +81,23 @@ def test_steps_without_the_hessian_find_the_same_minimum(n, d, C, weight):
     assert size <= rounding
     gap = X @ (bag.fit.theta[:, :, 0] - bag.base.theta).numpy()
     assert np.abs(gap).max() < 1e-7
+
+
+@pytest.mark.parametrize("C", [2, 4])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_short_step_takes_no_hessian_of_its_own(C, seed, monkeypatch):
+    """After one that moves every logit by a hundredth at most; and the minimum is as near as when each step has its own."""
+    X, y = draw(seed, C=C)
+    penalty = np.append(np.full(6, 1.0), 0.0)
+    made, taken, call = [], [], Steps.__call__
+    monkeypatch.setattr(steps, "factor", lambda H: made.append(H) or factor(H))
+    monkeypatch.setattr(Steps, "__call__", lambda self, *given: taken.append(step := call(self, *given)) or step)
+    bag = LinearBag(torch.tensor(X), torch.tensor(y), C, torch.tensor(penalty))
+    theta = oracle.fit(X, y, C, penalty)
+    literal = X @ theta if C == 2 else X @ (theta[:, 1:] - theta[:, :1])
+    assert np.abs(X @ bag.fit.theta[:, :, 0].numpy() - literal).max() < 1e-8
+    moves = [float(range_of((torch.tensor(X) @ step[:, :, 0])[:, :, None]).max()) for step in taken]
+    assert len(made) == 1 + sum(move > 1e-2 for move in moves[:-1]) < len(taken)
 
 
 @pytest.mark.parametrize("C", [2, 5])

@@ -32,7 +32,7 @@ from fullconformal import (
     load,
 )
 from fullconformal.curvature import GGN
-from fullconformal.methods import refit
+from fullconformal.methods import influence, refit
 from fullconformal.methods.audit import label_chances
 from fullconformal.methods.neighbors import KernelDensity, NearestNeighbors
 from fullconformal.models import KernelDensityClassifier, mlp
@@ -586,3 +586,16 @@ def test_every_classifier_says_what_it_promises(clf, word, covered):
         promise = clf.fit(X[::3], y[::3]).guarantee_
     assert promise.word == word and str(promise).startswith(word)
     assert promise.coverage(0.9) == pytest.approx(covered)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["regression", "network"])
+def test_a_curvature_is_chosen_once_and_before_any_training(trains, monkeypatch):
+    chosen, choose = [], influence.choose
+    monkeypatch.setattr(
+        influence, "choose", lambda problem, *given: chosen.append(problem.theta) or choose(problem, *given)
+    )
+    X, y = load_iris(return_X_y=True)
+    model = mlp(4, (3,), 3) if trains else None
+    clf = FullConformalClassifier(model, method="influence", max_epochs=1, l2=0.1).fit(X, y)
+    (theta,) = chosen
+    assert not torch.allclose(theta, clf._fitted.problem.theta)

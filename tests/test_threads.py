@@ -17,8 +17,9 @@ from torch import nn
 from fullconformal import CVPlusClassifier, FullConformalClassifier, SplitConformalClassifier
 from fullconformal.influence.sorted_points import SortedPoints
 from fullconformal.models import KernelDensityClassifier, mlp
-from fullconformal.runtime.numerics import each_alone, full_precision, tensor_cores
+from fullconformal.runtime.numerics import _Switch, each_alone, full_precision, tensor_cores
 from fullconformal.runtime.replicas import replica
+from fullconformal.runtime.tasks import stage
 
 THREADS, CALLS = 8, 2
 
@@ -130,6 +131,27 @@ def test_switches_are_given_back_by_the_last_thread():
         assert own.result() <= {"ieee", "none"}
         other.result()
     assert [place.fp32_precision for place in places] == before
+
+
+def test_settings_that_are_as_wanted_are_not_set_again():
+    class Place:
+        def __setattr__(self, name, value):
+            seen.append(value)
+            super().__setattr__(name, value)
+
+    seen, place = [], Place()
+    place.precise, switch = "not asked for", _Switch((place, "precise", {False: "off", True: "on"}))
+    with switch.set(True), switch.set(False), switch.set(False), switch.set(True):
+        assert place.precise == "off"
+    assert seen == ["not asked for", "on", "off", "on", "not asked for"]
+
+
+def test_stages_are_marked_for_a_profiler():
+    with torch.profiler.profile() as seen, stage("counts"):
+        torch.ones(1)
+    assert "fullconformal.counts" in {event.key for event in seen.key_averages()}
+    with stage("counts"):
+        pass
 
 
 def test_points_solved_for_by_another_thread_meanwhile(monkeypatch):

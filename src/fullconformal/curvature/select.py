@@ -75,12 +75,12 @@ def hold_fixed(problem: Problem, keep: set[str]) -> Problem:
 @contextmanager
 def _held(problem: Problem, name: str) -> Iterator[Problem]:
     """`hold_fixed` for a moment."""
-    flags = {q: q.requires_grad for q in problem.model.parameters()}
+    keep = trainable(problem, name)
     try:
-        yield hold_fixed(problem, trainable(problem, name))
+        yield hold_fixed(problem, keep)
     finally:
-        for q, flag in flags.items():
-            q.requires_grad_(flag)
+        for known, q in problem.model.named_parameters() if keep != set(problem.params) else ():
+            q.requires_grad_(known in problem.params)
 
 
 def estimate(name: str, curvature: Curvature, problem: Problem, device: torch.device | str) -> Estimate:

@@ -207,22 +207,22 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         # CSR, because we index rows.
         X = X.tocsr() if issparse(X) else X
         transformers, final = self._split()
+        # Of y scikit-learn says whether it is missing; the rest is known of labels and numbers by now.
+        given = None if y is None else "no_validation"
         if transformers is None and not inputs.is_left_to(self, final, X):
             inputs.check_columns(X)
             X = inputs.dense(X, getattr(self, "memory_budget", 4.0)) if issparse(X) else X
             module = isinstance(final, nn.Module) or is_skorch(final)
             # scikit-learn's wording asks for two dimensions; modules may take images.
             missing = "allow-nan" if inputs.takes_missing(final) else True
-            out = inputs.validated(
-                self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing
-            )
-            return (inputs.native(out[0]), out[1]) if isinstance(out, tuple) else inputs.native(out)
-        inputs.check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
-        X = inputs.double(X)
-        out = validate_data(self, X, y, reset=reset, skip_check_array=True)
-        if not isinstance(out, tuple):
-            return out
-        X, y = out[0], column_or_1d(out[1], warn=True)
+            asked = {"ensure_2d": not module, "allow_nd": module, "ensure_all_finite": missing}
+            X = inputs.native(inputs.validated(self, X, given, reset=reset, **asked))
+        else:
+            inputs.check_rows(X, 0 if reset else getattr(self, "n_features_in_", 0))
+            X = validate_data(self, inputs.double(X), given, reset=reset, skip_check_array=True)
+        if isinstance(y, str):
+            return X
+        y = y if isinstance(y, np.ndarray) and y.ndim == 1 else column_or_1d(y, warn=True)
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} rows and y has {len(y)} labels; they must be as many.")
         return X, y

@@ -108,7 +108,7 @@ class FullConformal(Conformal):
 
     def _prepare_inputs(self, X: Any) -> Any:
         """Checked objects as the fitted method is given them: through the transformers, unless it has these in its bag."""
-        check_is_fitted(self)
+        check_is_fitted(self, "n_samples_fit_")
         X = self._checked(X, reset=False)
         seen = X if self.transformer_ is None else transform(self.transformer_, X)
         if shape_of(seen) != self._input_shape:

@@ -298,6 +298,8 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
                 p = by_category(partial(fresh.p_values, fitted), X, query, uniform)
             else:
                 p = by_category(fitted.p_values, X, query, own, uniform)
+        if self._known is None:
+            return tuple(p) if bounds else p
         # Of labels without a training point: none is above them.
         sizes = pvalues.totals(self._sizes(points), query.places).sum(1, keepdims=True)
         rest = pvalues.p_values(0.0, 0.0, 0.0 if self.class_conditional else sizes, own, uniform)

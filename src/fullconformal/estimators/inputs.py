@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
-from sklearn.utils import _safe_indexing, get_tags
+from sklearn.utils import _safe_indexing, assert_all_finite, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, bfloat16
@@ -274,7 +274,8 @@ def encode_labels(y: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     y = np.asarray(y)
     try:
         # Whole numbers are always labels, and looking closer takes longer than the rest.
-        if y.dtype.kind == "f" and y.ndim == 1 and np.isfinite(y).all() and (y != np.floor(y)).any():
+        assert_all_finite(y, input_name="y")
+        if y.dtype.kind == "f" and y.ndim == 1 and (y != np.floor(y)).any():
             raise ValueError(
                 f"y is continuous, with numbers that are not whole, such as {float(y[y != np.floor(y)][0]):.6g}: a quantity, not "
                 "classes. Predict it with FullConformalRegressor, or cut it into a few intervals."

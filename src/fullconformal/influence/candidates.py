@@ -5,7 +5,7 @@ Rows in float32 are rounded from the problem's precision, in which ŝ and τ are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Candidates:
 
     def __getitem__(self, index: Tensor | slice) -> Candidates:
         """Some of them."""
-        return Candidates(*(_some(getattr(self, field.name), index) for field in fields(self)))
+        return Candidates(*(_some(part, index) for part in vars(self).values()))
 
     @property
     def rho(self) -> Tensor:

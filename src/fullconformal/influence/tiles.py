@@ -65,11 +65,11 @@ def cut(low: Tensor, high: Tensor, label: Tensor, p: int, fetch: int) -> Tiles:
     # Classes are so far apart that no tile reaches from one to the next; what fills up the last tile has no range.
     lows = np.concatenate([first + (kind << 40), np.full(missing, 2**60)])
     highs = np.concatenate([last + (kind << 40), np.full(missing, -(2**60))])
-    least, size = start + (highs - lows).clip(0) * (fetch + 1.0), np.ones(len(lows), dtype=np.int64)
+    least, size = start + np.maximum(highs - lows, 0) * (fetch + 1.0), np.ones(len(lows), dtype=np.int64)
     for count in (2**j for j in range(1, most.bit_length())):
         lows, highs = np.minimum(lows[::2], lows[1::2]), np.maximum(highs[::2], highs[1::2])
-        whole, parts = start + (highs - lows).clip(0) * float(fetch + count), least[::2] + least[1::2]
-        size[np.repeat(whole < parts, count)] = count
+        whole, parts = start + np.maximum(highs - lows, 0) * float(fetch + count), least[::2] + least[1::2]
+        size.reshape(-1, count)[whole < parts] = count
         least = np.minimum(whole, parts)
     begin = np.flatnonzero(np.arange(k) % size[:k] == 0)
     if not len(begin):

@@ -45,7 +45,7 @@ class Units:
 
     def points(self, a: Tensor) -> Tensor:
         """Points (k, d) as the solver sees them."""
-        return (a - self.centre).mul_(1 / self.scale)  # exact: scales are powers of two
+        return (a - self.centre).mul_(self.scale.reciprocal())  # exact: scales are powers of two
 
     def weights(self, theta: Tensor) -> Tensor:
         """Weights (d, K) of the points as given, from those of the solver."""
@@ -148,7 +148,6 @@ def fit_linear(problem: Problem) -> None:
         regression.assign(regression.bag.fit.theta[:, :, 0])
 
 
-@torch.no_grad()
 def relative_outputs(problem: Problem) -> Tensor | None:
     """M (K, o), float64, of a linear problem; None where no bag has its logits or its penalty."""
     (block,) = problem.blocks
@@ -164,11 +163,10 @@ def relative_outputs(problem: Problem) -> Tensor | None:
     return None if bool(failed) or pivots.min() < 1e-6 * pivots.max() else M
 
 
-@torch.no_grad()
 def design(problem: Problem, X: Tensor) -> Tensor:
     """Inputs (k, i) of the trainable layer, the intercept's one included, float64."""
     layer = problem.blocks[0].layer
-    parts = [problem.trace(part).inputs[layer] for part in X.split(problem.chunk)]
+    parts = [problem.trace(part, stop=layer + 1).inputs[layer] for part in X.split(problem.chunk)]
     return torch.cat(parts).double() if len(parts) > 1 else parts[0].double()
 
 

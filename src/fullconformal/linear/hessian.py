@@ -12,7 +12,7 @@ logits of a point are off by a range of at most spread^½ times that.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from fullconformal.linear.bag import Change, LinearBag, at_points, without
 from fullconformal.linear.products import gram, places
 from fullconformal.losses.relative import pairs, second, spread, unpacked
-from fullconformal.runtime.numerics import threads
+from fullconformal.runtime.numerics import alone
 
 # Numbers of the matrices of points that a CPU takes together, so that they stay in the cache.
 TOGETHER = 2**19
@@ -55,19 +55,13 @@ def hessian(bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor) -> 
 _places = lru_cache(maxsize=16)(places)
 
 
-def _one_thread(p: int) -> AbstractContextManager[None]:
-    """Factorisations of many small matrices run one by one: threads only wait for one another there."""
-    return threads(1 if p <= 256 else torch.get_num_threads())
-
-
 def factor(H: Tensor) -> Tensor | None:
     """Cholesky factors (B, p, p) of Hessians; None where one has none."""
     L: Tensor
-    with _one_thread(H.shape[1]):
+    # Many small matrices are factorised one by one: threads only wait for one another there.
+    with alone(H.shape[1] ** 3 / 16):
         L, info = torch.linalg.cholesky_ex(H)
-    if bool(info.any()) or not bool(torch.isfinite(L.diagonal(dim1=1, dim2=2)).all()):
-        return None
-    return L
+    return L if not info.any() and math.isfinite(L.diagonal(dim1=1, dim2=2).sum()) else None
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ def curvature(bag: LinearBag, change: Change | None, theta: Tensor, S: Tensor) -
     L = factor(H)
     if L is None:
         raise bag.no_minimiser(change)
-    with _one_thread(d * K):
+    with alone((d * K) ** 3 / 16):
         M = torch.cholesky_inverse(L).mT.contiguous()  # symmetric, and laid out by columns
     flat, corners = M.view(B, -1), _corners(d, K, M.device)
     packed = flat.index_select(1, corners[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ class Steps:
         self.bag, self.change = bag, change
         self.iterative = change is None and n * d * d * (K * (K + 1) / 2 if K > 1 else 0.25) > LARGE
         self.inverse: Any = None
+        #: the factors of a Hessian, and how far logits have moved since
+        self.factors: Tensor | None = None
+        self.moved = math.inf
 
     def __call__(self, theta: Tensor, z: Tensor, G: Tensor, left: float) -> Tensor | None:
         """Steps (d, K, B) at Θ with logits (n, K, B) and gradients G (d, K, B); None where a Hessian is singular.
@@ -36,11 +40,15 @@ class Steps:
             # Of one bag points may stand where bags do: sums over classes take half the time, and nothing is laid out anew.
             step = self._conjugate(all_probabilities(z[:, :, 0].T), G[:, :, 0].T.contiguous(), left)
             if step is not None:
+                self.moved = 0.0
                 return step.T[:, :, None]
-        L = factor(hessian(self.bag, self.change, theta, second(z)))
-        if L is None:
+        # A Hessian is within about as much of itself as logits have moved since: the last one makes a step that leaves a hundredth at
+        # most, by a solve in place of products of all features.
+        if self.moved > 1e-2:
+            self.factors, self.moved = factor(hessian(self.bag, self.change, theta, second(z))), 0.0
+        if self.factors is None:
             return None
-        return torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], L).squeeze(2).T.reshape(G.shape)
+        return torch.cholesky_solve(G.flatten(0, 1).T[:, :, None], self.factors).squeeze(2).T.reshape(G.shape)
 
     def _conjugate(self, pi: Tensor, G: Tensor, left: float) -> Tensor | None:
         """The step (K, d) of one bag, given probabilities (C, n) and the gradient (K, d); None where it takes too many products.

@@ -52,7 +52,7 @@ def all_probabilities(z: Tensor) -> Tensor:
 def residual(z: Tensor, y: Tensor) -> Tensor:
     """ℓ' = π − e_y (..., K, B) of logits z (..., K, B). That of the own class is minus the sum of the others, which keeps its digits."""
     if z.shape[-2] == 1:
-        sign = (1 - 2 * y).to(z.dtype).unsqueeze(-2)
+        sign = y.to(z.dtype).mul(-2).add_(1).unsqueeze(-2)
         return (sign * z).sigmoid_().mul_(sign)
     pi = all_probabilities(z)
     own = y.unsqueeze(-2).expand(*pi.shape[:-2], 1, pi.shape[-1])

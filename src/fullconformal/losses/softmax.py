@@ -25,7 +25,7 @@ class Softmax(Loss):
 
     def value(self, f: Tensor, y: Tensor) -> Tensor:
         """log(1 + Σ of the other labels' odds) (k,)."""
-        odds = torch.logsumexp(f.scatter(-1, y[:, None], -torch.inf), -1) - f.gather(-1, y[:, None])[:, 0]
+        odds = torch.logsumexp(_by_class(f).scatter_(-1, y[:, None], -torch.inf), -1) - f.gather(-1, y[:, None])[:, 0]
         # Above the threshold 1 is lost in any case.
         return softplus(odds, threshold=50)
 

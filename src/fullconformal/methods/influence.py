@@ -139,8 +139,7 @@ class Influence(Method):
             check_squares(bag.X, name_of(config.dtype or torch.float64))
             bag = Bag(span.coordinates(bag.X), bag.y, bag.classes)
         fit = self._shared(bag, config)
-        problem = self.problem(bag, config, fit)
-        choice = choice_of(problem, config)
+        problem, choice = self.problem(bag, config, fit)
         keep = trainable(problem, choice.name)
         held = held_parameters(problem, keep) if choice.name in ("kfac", "ekfac") else ""
         estimates = tuple(map(str, choice.estimates))
@@ -149,20 +148,20 @@ class Influence(Method):
         name = {"last_layer": "ggn of the last layer"}.get(choice.name, choice.name)
         return FittedInfluence(ready, name, choice.curvature.damping is None, held, estimates, span)
 
-    def problem(self, bag: Bag, config: Config, fit: Fit | None) -> Problem:
-        """The fitted problem, from the parts of a fit that is shared out where there is one.
+    def problem(self, bag: Bag, config: Config, fit: Fit | None) -> tuple[Problem, Choice]:
+        """The fitted problem, from the parts of a fit that is shared out where there is one; and its curvature.
 
         Where no curvature fits the memory that is told before any training.
         """
-        check = partial(choice_of, config=config)
-        if fit is None:
-            return fit_problem(self.model, bag, config, check=check)
+        choices = list[Choice]()
 
         def fitted(trained: bool) -> Problem:
             trained = trained and isinstance(self.model, nn.Module) and config.head is None
-            return fit_problem(self.model, bag, replace(config, prefit=True) if trained else config, check=check)
+            given = replace(config, prefit=True) if trained else config
+            return fit_problem(self.model, bag, given, check=lambda stated: choices.append(choice_of(stated, config)))
 
-        return fit.problem(fitted)
+        problem = fitted(False) if fit is None else fit.problem(fitted)
+        return problem, choices[-1] if choices else choice_of(problem, config)
 
     def _span(self, bag: Bag, config: Config) -> Span | None:
         """The span of the objects where coordinates in it may be taken: for regressions fitted here, with an L2 penalty.

@@ -28,8 +28,9 @@ def linear(n_features: int, n_classes: int, bias: bool = True, dtype: torch.dtyp
 def zero_linear(n_features: int, n_classes: int, bias: bool = True) -> nn.Sequential:
     """A logistic regression before its fit, float64: all weights zero."""
     module = linear(n_features, n_classes, bias, torch.float64)
-    for q in module[0].parameters():
-        nn.init.zeros_(q)
+    with torch.no_grad():
+        for q in module[0].parameters():
+            q.zero_()
     return module
 
 
@@ -166,9 +167,8 @@ class Autoencoder(nn.Module):
 
 def zero_first(dtype: torch.dtype = torch.float32) -> nn.Linear:
     """The constant map z ↦ (0, z)."""
-    layer = nn.Linear(1, 2, bias=False, dtype=dtype).requires_grad_(False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[0.0], [1.0]]))
+    layer = nn.Linear(1, 2, bias=False, dtype=dtype)
+    layer.weight = nn.Parameter(torch.tensor([[0.0], [1.0]], dtype=dtype), requires_grad=False)
     return layer
 
 

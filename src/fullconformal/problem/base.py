@@ -205,7 +205,6 @@ class Problem:
                 total = total + summed(self.gradients(X, y))
         return total
 
-    @torch.no_grad()
     def gradients(self, X: Tensor, y: Tensor) -> list[Rows]:
         """Per-point gradients ∇ℓ(y, f(x)) as rows (k, o) ⊗ (k, i)."""
         return self.logits_and_gradients(X, y)[1]
@@ -249,12 +248,12 @@ class Problem:
         return trace.logits, out + rows[::-1]
 
     @torch.no_grad()
-    def trace(self, X: Tensor, second: bool = False) -> Trace:
-        """One pass through prefix and tail, with φ″ where `second` is set."""
+    def trace(self, X: Tensor, second: bool = False, stop: int | None = None) -> Trace:
+        """One pass through prefix and tail, or its layers before `stop`, with φ″ where `second` is set."""
         inputs, slopes, bends = list[Tensor](), list[Tensor](), list[Tensor | None]()
         with full_precision():
             a = self.prefix(X)
-            for layer in self.tail:
+            for layer in self.tail[:stop]:
                 inputs.append(with_one(layer, a))
                 a, slope, bend = activate(layer, layer.linear(a), second)
                 slopes.append(slope)

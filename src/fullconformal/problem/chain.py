@@ -21,14 +21,11 @@ class Dense:
 
     linear: nn.Linear
     activation: nn.Sequential
+    parameters: list[nn.Parameter]
 
     @property
     def trainable(self) -> bool:
         return self.linear.weight.requires_grad
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.linear.parameters())
 
 
 class Trace(NamedTuple):
@@ -46,15 +43,16 @@ def read_model(model: nn.Module, x: Tensor) -> tuple[nn.Module, list[Dense]]:
     start, tail, after = len(steps), list[Dense](), list[nn.Module]()
     for k in range(len(steps) - 1, -1, -1):
         step = steps[k]
-        if isinstance(step, nn.Linear) and len({q.requires_grad for q in step.parameters()}) == 1:
-            tail.insert(0, Dense(step, nn.Sequential(*after) if after else NOTHING))
+        own = list(step.parameters())
+        if isinstance(step, nn.Linear) and len({q.requires_grad for q in own}) == 1:
+            tail.insert(0, Dense(step, nn.Sequential(*after) if after else NOTHING, own))
             start, after = k, []
         elif isinstance(step, ELEMENTWISE):
             after.insert(0, step)
         elif not isinstance(step, (nn.Identity, *INERT_IN_EVAL)) or (isinstance(step, INERT_IN_EVAL) and step.training):
             break
     prefix = nn.Sequential(*steps[:start])
-    ids = [id(q) for part in (prefix, *(layer.linear for layer in tail)) for q in part.parameters()]
+    ids = [id(q) for part in (prefix.parameters(), *(layer.parameters for layer in tail)) for q in part]
     if not tail or len(tail[-1].activation) or len(set(ids)) < len(ids):
         return model, []
     with torch.no_grad():

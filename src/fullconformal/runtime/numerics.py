@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -95,17 +95,18 @@ def blas_alone(shape: tuple[int, ...]) -> AbstractContextManager[None]:
 
 
 class _Switch:
-    """One of torch's settings, which are the whole process's: `off` while any thread wants it so, given back by the last to go."""
+    """Settings of torch, which are the whole process's: `off` while any thread wants it so, given back by the last to go."""
 
-    def __init__(self, name: str, off: Any, on: Any, *places: Any):
-        self.name, self.values, self.places, self.lock = name, (off, on), places, Lock()
-        self.wanted: list[bool] = []
+    def __init__(self, *settings: tuple[Any, str, dict[Any, Any]]):
+        """Of each its place, its name, and what it is off and on, where that is not what it was before."""
+        self.settings, self.lock, self.wanted = settings, Lock(), list[bool]()
+        self.now: bool | None = None
 
     @contextmanager
     def set(self, value: bool) -> Iterator[None]:
         with self.lock:
             if not self.wanted:
-                self.before = [getattr(place, self.name) for place in self.places]
+                self.before = [getattr(place, name) for place, name, _ in self.settings]
             self.wanted.append(value)
             self._put()
         try:
@@ -116,27 +117,31 @@ class _Switch:
                 self._put()
 
     def _put(self) -> None:
-        common = self.values[all(self.wanted)]
-        for place, before in zip(self.places, self.before, strict=True):
-            setattr(place, self.name, common if self.wanted else before)
+        now = all(self.wanted) if self.wanted else None
+        # Calls within calls, of which there are many, find what they want.
+        if now == self.now:
+            return
+        self.now = now
+        for (place, name, values), before in zip(self.settings, self.before, strict=True):
+            setattr(place, name, values.get(now, before))
 
 
 # The older name where modules ask for it (`cudnn.flags`), elsewhere the newer: after the older was set torch may refuse to say how precise
 # its products are.
-CUDNN = _Switch("allow_tf32", False, True, cudnn)
-PRODUCTS = _Switch("fp32_precision", "ieee", "tf32", matmul)
-ON_CPU = _Switch("fp32_precision", "ieee", "tf32", *(getattr(mkldnn, name) for name in ("matmul", "conv", "rnn")))
-HALF_SUMS = _Switch("allow_fp16_reduced_precision_reduction", False, True, matmul)
+FLOAT32 = _Switch(
+    (matmul, "fp32_precision", {False: "ieee", True: "tf32"}),
+    (cudnn, "allow_tf32", {False: False}),
+    *((getattr(mkldnn, name), "fp32_precision", {False: "ieee"}) for name in ("matmul", "conv", "rnn")),
+)
+HALF_SUMS = _Switch((matmul, "allow_fp16_reduced_precision_reduction", {False: False}))
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision() -> _GeneratorContextManager[None]:
     """Products of float32 with all their digits, whatever torch was asked for: of TF32 and bfloat16 three are left, which decide no score.
 
     A GPU has TF32 in convolutions by default, in products on request; some CPUs have units for TF32 or bfloat16.
     """
-    with CUDNN.set(False), PRODUCTS.set(False), ON_CPU.set(False):
-        yield
+    return FLOAT32.set(False)
 
 
 def tensor_cores() -> AbstractContextManager[None]:
@@ -146,7 +151,7 @@ def tensor_cores() -> AbstractContextManager[None]:
     xᵀB̃ᵀB̃x = |Bx + e|² with |e|² ≈ ε² Σ_j x_j² (BᵀB)_jj / 3. The change is small against |Bx|², or else like a damping of 8e-8 times the
     diagonal: what float32 itself costs. It would not be so for products that are no squares.
     """
-    return PRODUCTS.set(True)
+    return FLOAT32.set(True)
 
 
 def whole_sums() -> AbstractContextManager[None]:
