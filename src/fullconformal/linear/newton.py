@@ -61,17 +61,17 @@ def minimise(bag: LinearBag, change: Change | None, theta: Tensor, iterations: i
     return Minimum(theta, False)
 
 
-# Nothing here is differentiated, and what autograd looks after even so is a tenth of the time of a small bag.
-@torch.inference_mode()
 def fit(bag: LinearBag) -> Minimum:
     """The fit on Z from the bag's start, or from zero where that is better: a start may be so sure that no curvature is left."""
     n, start = len(bag.X), bag.X.new_zeros(bag.X.shape[1], bag.K, 1)
-    with bag.few_threads():
+    # Nothing here is differentiated, and what autograd looks after even so is a tenth of the time of a small bag.
+    with bag.few_threads(), torch.inference_mode():
         if bag.start is not None and bool(bag.start.any()):
             given = bag.start[:, :, None]
             better = objective(bag, None, given, logits(bag, given)) <= n * math.log(bag.n_classes)
             start = given if bool(better) else start
-        return minimise(bag, None, start)
+        theta, found = minimise(bag, None, start)
+    return Minimum(theta.clone(), found)
 
 
 def base_fit(bag: LinearBag) -> Base:
