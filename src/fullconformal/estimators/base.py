@@ -22,6 +22,7 @@ from fullconformal.estimators.categories import Categories
 from fullconformal.guarantees import Guarantee
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import split_pipeline
+from fullconformal.runtime.files import check_writable
 from fullconformal.storage import LIMITS, StorageError, conforms, defaults, expect, hints_of, parameters, require
 
 Array = npt.NDArray[Any]
@@ -386,10 +387,10 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         >>> clf.report(X[1::2], y[1::2], f"{tempfile.mkdtemp()}/iris.html").name
         'iris.html'
         """
-        from fullconformal.report.page import check_folder, write_report
+        from fullconformal.report.page import write_report
 
         check_is_fitted(self)
-        check_folder(path)
+        check_writable(path)
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
         sentences = [f"The guarantee is {self.guarantee_}.", *self.notes(), *shown.pop("diagnostics", ())]

@@ -25,6 +25,7 @@ from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
 from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.runtime.files import check_writable
 from fullconformal.runtime.tasks import Work
 from fullconformal.storage import require
 
@@ -166,10 +167,10 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         'diabetes.html'
         """
         from fullconformal.report.interval_page import write_interval_report
-        from fullconformal.report.page import check_folder, slider_levels
+        from fullconformal.report.page import slider_levels
 
         check_is_fitted(self)
-        check_folder(path)
+        check_writable(path)
         truth = self._numbers(X, inputs.targets(y))
         methods = {self.display_name: self, **(others or {})}
         if self.display_name in (others or {}):

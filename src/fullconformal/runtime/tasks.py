@@ -202,6 +202,12 @@ def duration(seconds: float) -> str:
     return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
 
 
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What a call returns, and the seconds it took."""
+    start = time.perf_counter()
+    return call(*arguments), time.perf_counter() - start
+
+
 #: told how much is done, of how much
 Progress = Callable[[int, int], None]
 Call = tuple[Any, ...]  # a function and its arguments
