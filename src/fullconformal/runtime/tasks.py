@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, RLock, Thread
+from threading import Lock, Timer
 from typing import Any
 
 import joblib
@@ -72,11 +71,14 @@ class Watch:
         self.task: Any = None
         self.first: tuple[int, float] | None = None
         self.drawing = Lock()
-        if automatic:
-            # A first part may take long itself.
-            CLOCK.mind(self)
-        else:
+        # A first part may take long itself.
+        self.timer = Timer(LONG, self.overdue)
+        self.timer.name, self.timer.daemon = f"fullconformal: {label}", True
+        if not automatic:
             self.draw(label, stderr=False)
+            return
+        with suppress(RuntimeError):  # no more threads, or the interpreter is about to end: nothing is said
+            self.timer.start()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A fitted predictor keeps what it was fitted with: a copy of that, or a pickle, tells nobody."""
@@ -93,14 +95,9 @@ class Watch:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
 
-    @property
-    def late(self) -> bool:
-        """Whether it has taken long."""
-        return time.monotonic() - self.began > LONG
-
     def overdue(self) -> None:
         """Say that it takes long, where how long is not known yet."""
-        with self.drawing:
+        with self.drawing, suppress(OSError, ValueError):  # nobody listens any more
             if not self.told:
                 self.draw(f"{self.label}: more than {duration(LONG)}")
 
@@ -134,61 +131,11 @@ class Watch:
 
     def close(self) -> None:
         """Take the bar away."""
-        CLOCK.forget(self)
+        self.timer.cancel()
         with self.drawing:
             self.told = True
             if self.bar is not None:
                 self.bar.stop()
-
-
-class Clock:
-    """One thread that looks at all work going on, once a second: to start one for each fit takes longer than a small fit.
-
-    It ends with the work, as notebooks show what a thread says below the cell that started it.
-    """
-
-    def __init__(self, tick: float = 1.0) -> None:
-        self.tick = tick
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Nothing goes on, as in a process that was forked: it has the watches of the other one and its lock, maybe held, but no thread."""
-        self.watches, self.lock, self.running = set[Watch](), RLock(), False
-
-    def mind(self, watch: Watch) -> None:
-        """Have the watch say so when it is overdue."""
-        with self.lock:
-            self.watches.add(watch)
-            if not self.running:
-                self.running = True
-                try:
-                    Thread(target=self.run, name="fullconformal-clock", daemon=True).start()
-                except RuntimeError:  # no more threads, or the interpreter is about to end: nothing is said
-                    self.running = False
-
-    def forget(self, watch: Watch) -> None:
-        """Its work is done."""
-        with self.lock:
-            self.watches.discard(watch)
-
-    def run(self) -> None:
-        """Until no work is left that has not been told of."""
-        while True:
-            time.sleep(self.tick)
-            with self.lock:
-                late = {watch for watch in self.watches if watch.late}
-                self.watches -= late
-                self.running = on = bool(self.watches)
-            for watch in late:
-                with suppress(OSError, ValueError):  # nobody listens any more
-                    watch.overdue()
-            if not on:
-                return
-
-
-CLOCK = Clock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CLOCK.start_over)
 
 
 def duration(seconds: float) -> str:
