@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +39,12 @@ from fullconformal.curvature.select import choose, hold_fixed, trainable
 from fullconformal.influence.scores import candidate_gradients
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
 from fullconformal.methods.fitting import trained_here
-from fullconformal.methods.outputs import Model, Piped
+from fullconformal.methods.outputs import Model, Piped, first_point
 from fullconformal.methods.parts import FoldModels, FoldRefits, averaged, draw_folds, fit_parts, point_scores
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import require, savable
 
 UPDATES = ("none", "influence")
 
@@ -77,11 +77,7 @@ class Step:
 
     def state(self) -> dict[str, Any]:
         """Its fields; of the problem the first point only."""
-        whole = self.problem
-        return {
-            "problem": Problem(whole.model, whole.X[:1], whole.y[:1], 0.0, whole.chunk, whole.loss),
-            "solved": self.solved,
-        }
+        return {"problem": first_point(self.problem), "solved": self.solved}
 
 
 def inputs(model: Model, X: Any, problem: Problem) -> Tensor:
@@ -95,16 +91,18 @@ class FittedFolds(Fitted):
     """The models without each fold, repeat by repeat, and the scores of the points that they have not seen."""
 
     method = "folds"
+    #: trains the models again, where there are training points
+    honest: FoldRefits | None = None
 
     def __init__(
         self, trained: FoldModels, alpha: FloatArray, labels: IntArray, n_classes: int, score: ConformityScore,
-        steps: list[Any] | None = None, grouped: bool = False, honest: FoldRefits | None = None,
+        steps: list[Any] | None = None, grouped: bool = False,
     ):  # fmt: skip
         """Models without each fold, scores alpha (n,) of the points, steps for ``influence``."""
         super().__init__(labels, n_classes)
         self.trained, self.alpha, self.score = trained, alpha, score
         self.models, self.fold = trained.models, trained.fold
-        self.steps, self.grouped, self.honest = steps, grouped, honest
+        self.steps, self.grouped = steps, grouped
         added = "are trained without it" if steps is None else "are moved by one step of influence"
         self.guarantee = self.trained.promise(added, grouped)
 
@@ -180,26 +178,17 @@ class FittedFolds(Fitted):
     def device(self) -> torch.device:
         return self.trained.device
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "trained": self.trained, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes,
-            "score": self.score, "steps": self.steps, "grouped": self.grouped,
-        }  # fmt: skip
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        trained, n_classes = expect(state["trained"], FoldModels), expect(state["n_classes"], int)
-        alpha, labels = (expect(state[name], np.ndarray) for name in ("alpha", "labels"))
-        steps = expect(state["steps"], list, type(None))
-        require(alpha.dtype == np.float64 and alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
-        trained.verify(len(labels), n_classes)
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        trained, alpha, labels, steps = (state[name] for name in ("trained", "alpha", "labels", "steps"))
+        require(alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
+        trained.verify(len(labels), state["n_classes"])
         require(steps is None or (len(steps) == trained.folds and len(trained.fold) == 1), "steps")
         for k, step in enumerate(steps or []):
             size = int((trained.fold[0] == k).sum())
             whole = step is None or (isinstance(step, Step) and step.solved.shape == (size, step.problem.p))
             require(whole and (step is None or bool(step.solved.isfinite().all())), "steps")
-        score = expect(state["score"], ConformityScore)
-        return cls(trained, alpha, labels, n_classes, score, steps, expect(state["grouped"], bool))
+        return state
 
 
 def check_trainings(folds: int, n: int, config: Config) -> None:
@@ -265,10 +254,12 @@ class Folds(Method):
             self.model, bag, config, self.score, self.folds, self.repeats, self.update
         )
         alpha = point_scores(self.score, outputs, bag.y)
-        return FittedFolds(
+        fitted = FittedFolds(
             FoldModels(models, honest.fold, self.folds, config.seed), alpha, bag.y, bag.n_classes, self.score,
-            steps if self.update == "influence" else None, bag.groups is not None, honest,
+            steps if self.update == "influence" else None, bag.groups is not None,
         )  # fmt: skip
+        fitted.honest = honest
+        return fitted
 
     def _check(self, bag: Bag, config: Config) -> None:
         """Raise, before any training, where the method is not possible."""

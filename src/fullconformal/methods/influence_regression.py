@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,12 +28,12 @@ from fullconformal.methods.regression import (
     RegressionMethod,
     RegressionQuery,
     blocks,
-    saved_bag,
+    check_points,
 )
 from fullconformal.models.adapters import adapt, check_objective
 from fullconformal.models.requirements import to_tensor
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import budget, expect, printable, require, savable
+from fullconformal.storage import budget, printable, require, savable
 
 
 @savable
@@ -125,19 +125,12 @@ class FittedTangent(FittedLines):
             )
         return out
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "bag": self.bag, "problem": self.problem, "factor": self.factor, "centre": self.centre, "scale": self.scale,
-            "curvature": self.curvature, "memory": self.memory,
-        }  # fmt: skip
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, problem = saved_bag(state), expect(state["problem"], Problem)
-        require(problem.n == len(bag.y) and problem.n_classes == 1, "points")
-        numbers = expect(state["centre"], float), expect(state["scale"], float)
-        named = printable(state["curvature"]), budget(state["memory"])
-        return cls(bag, problem, expect(state["factor"], Factor), *numbers, *named)
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        check_points(state["bag"])
+        require(state["problem"].n == len(state["bag"].y) and state["problem"].n_classes == 1, "points")
+        printable(state["curvature"])
+        return state | {"memory": budget(state["memory"])}
 
 
 @savable

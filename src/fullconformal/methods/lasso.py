@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
@@ -20,10 +20,10 @@ from fullconformal.methods.regression import (
     FittedRegression,
     RegressionMethod,
     RegressionQuery,
+    check_points,
     just_below,
-    saved_bag,
 )
-from fullconformal.storage import LIMITS, expect, require, savable
+from fullconformal.storage import LIMITS, require, savable
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -35,7 +35,7 @@ class FittedLasso(FittedRegression):
     method = "exact"
     guarantee = EXACT
 
-    def __init__(self, bag: Values, fit: Lasso, model: Any):
+    def __init__(self, bag: Values, fit: Lasso, model: ElasticNet):
         super().__init__(bag)
         self.fit, self.model = fit, model
 
@@ -82,17 +82,15 @@ class FittedLasso(FittedRegression):
         active = int((self.fit.weight != 0).sum())
         return Figures(self.n, np.nan, np.nan, {"columns with a weight": f"{active} of {len(self.fit.weight)}"})
 
-    def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fit": self.fit, "model": self.model}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, fit = saved_bag(state), expect(state["fit"], Lasso)
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        bag, fit = state["bag"], state["fit"]
+        check_points(bag)
         n, d = bag.X.shape
         require(fit.X.shape == (n, d) and fit.y.shape == (n,) and fit.weight.shape == (d,) == fit.mean.shape, "fit")
         # Its steps take matrices (d, d), which few points do not bear out.
         require(d * d <= LIMITS.activations(n * d), "number of columns")
-        return cls(bag, fit, expect(state["model"], ElasticNet))
+        return state
 
 
 def beyond(t: FloatArray) -> Stop:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
-from fullconformal.storage import budget, expect, require, savable
+from fullconformal.storage import budget, require, savable
 
 
 @savable
@@ -93,14 +93,9 @@ class FittedLastLayer(Fitted):
     def warnings(self) -> list[str]:
         return self.diagnostics.warnings
 
-    def state(self) -> dict[str, Any]:
-        """The network, and what is kept of the training points."""
-        return {name: getattr(self, name) for name in ("head", "bag", "damping_chosen", "memory", "ordered")}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "ordered": bool}
-        head, bag, chosen, ordered = (expect(state[name], kind) for name, kind in kinds.items())
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        head, bag = state["head"], state["bag"]
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
         # Kernels on GPUs read as many numbers of each as there are points.
         whole = len(bag.Q) == len(bag.T) and all(part.shape == bag.T.shape[:1] for part in rows[2:])
@@ -108,7 +103,7 @@ class FittedLastLayer(Fitted):
         order = bag.order.sort().values
         require(torch.equal(order, torch.arange(bag.n, device=order.device)), "order of the training points")
         require(bool(((bag.y >= 0) & (bag.y < head.layer.out_features)).all()), "labels")
-        return cls(head, bag, chosen, budget(state["memory"]), ordered)
+        return state | {"memory": budget(state["memory"])}
 
 
 @savable
@@ -145,14 +140,6 @@ class FittedOnFeatures(Fitted):
     @property
     def warnings(self) -> list[str]:
         return self.inner.warnings
-
-    def state(self) -> dict[str, Any]:
-        """The network, and what was fitted on its features."""
-        return {"head": self.head, "inner": self.inner}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        return cls(expect(state["head"], Head), expect(state["inner"], FittedInfluence))
 
 
 @savable

@@ -19,7 +19,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
 from fullconformal.methods.base import Config, FloatArray, Values
-from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks, saved_bag
+from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks, check_points
 from fullconformal.models.distances import order_of
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
@@ -121,7 +121,8 @@ class FittedNeighborsRegression(FittedRegression):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, lists = saved_bag(state), expect(state["lists"], Nearest)
+        bag, lists = expect(state["bag"], Values), expect(state["lists"], Nearest)
+        check_points(bag)
         parts = (lists.distance, lists.nearer, lists.n_nearer, lists.tied, lists.n_tied)
         require(all(part.shape == bag.y.shape for part in parts) and lists.k >= 1, "neighbours")
         model = expect(state["model"], KNeighborsRegressor)

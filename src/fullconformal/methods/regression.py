@@ -15,7 +15,7 @@ from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
 from fullconformal.methods.base import AnyMethod, Config, FittedModel, FloatArray, IntArray, Values, starts_with
 from fullconformal.runtime.tasks import Progress
-from fullconformal.storage import expect, require
+from fullconformal.storage import require
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,10 @@ class FittedLines(FittedRegression):
         return (distribution_of(lines) for _, lines in self._lines(X, query))
 
 
-def saved_bag(state: dict[str, Any]) -> Values:
-    """The training points of a saved predictor, or a StorageError."""
-    bag: Values = expect(state["bag"], Values)
+def check_points(bag: Values) -> None:
+    """Raise where the training points of a saved predictor are not whole."""
     require(isinstance(bag.X, np.ndarray) and bag.X.ndim >= 2 and bag.y.shape == bag.X.shape[:1], "points")
     require(bool(np.isfinite(bag.y).all()), "values")
-    return bag
 
 
 def rows_in_cache(n: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from fullconformal.methods.folds import check_trainings, train_folds
 from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
 from fullconformal.methods.parts import FoldModels, FoldRefits
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks
-from fullconformal.storage import expect, require, savable
+from fullconformal.storage import require, savable
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -69,10 +69,11 @@ class FittedUnseen(FittedRegression):
         for at in blocks(f, self.n, query.progress):
             yield Distribution.of(f[at, None] + self.residual)
 
-    def verify(self) -> None:
-        """Raise where a loaded one has no residuals."""
-        residual = expect(self.residual, np.ndarray)
-        require(residual.ndim == 1 and residual.dtype == np.float64 and bool(np.isfinite(residual).all()), "residuals")
+    @classmethod
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        residual = state["residual"]
+        require(residual.ndim == 1 and bool(np.isfinite(residual).all()), "residuals")
+        return state
 
 
 @savable
@@ -80,12 +81,12 @@ class FittedFoldsRegression(FittedUnseen):
     """Models without each fold."""
 
     method = "folds"
+    #: trains the models again, where there are training points
+    honest: FoldRefits | None = None
 
-    def __init__(
-        self, trained: FoldModels, residual: FloatArray, grouped: bool = False, honest: FoldRefits | None = None
-    ):
+    def __init__(self, trained: FoldModels, residual: FloatArray, grouped: bool = False):
         super().__init__(residual)
-        self.trained, self.grouped, self.honest = trained, grouped, honest
+        self.trained, self.grouped = trained, grouped
 
     @property
     def guarantee(self) -> Guarantee:  # type: ignore[override]
@@ -114,15 +115,10 @@ class FittedFoldsRegression(FittedUnseen):
         facts = {"folds": f"{self.trained.folds}", "models": f"{len(self.trained.models)}"}
         return Figures(self.n, np.nan, np.nan, facts)
 
-    def state(self) -> dict[str, Any]:
-        return {"trained": self.trained, "residual": self.residual, "grouped": self.grouped}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        fitted = cls(expect(state["trained"], FoldModels), state["residual"], expect(state["grouped"], bool))
-        fitted.verify()
-        fitted.trained.verify(fitted.n, 1)
-        return fitted
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        state["trained"].verify(len(state["residual"]), 1)
+        return super().checked(state)
 
 
 @savable
@@ -159,16 +155,11 @@ class FittedForest(FittedUnseen):
             return []
         return [f"{self.forest.few}, and none to score {none:.0%} of them: grow more trees (n_estimators=100)"]
 
-    def state(self) -> dict[str, Any]:
-        return {"forest": self.forest, "residual": self.residual, "mean": self.mean}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        fitted = cls(**state)
-        fitted.verify()
-        expect(fitted.forest, Forest).verify(REGRESSORS)
-        require(bool(np.isfinite(expect(fitted.mean, float))), "forest")
-        return fitted
+    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+        state["forest"].verify(REGRESSORS)
+        require(bool(np.isfinite(state["mean"])), "forest")
+        return super().checked(state)
 
 
 @savable
@@ -196,7 +187,9 @@ class FoldsRegression(RegressionMethod):
         honest, outputs, models, _ = train_folds(self.model, bag, config, None, self.folds, self.repeats)
         residual = bag.y - outputs.mean(axis=0)[:, 0]
         trained = FoldModels(models, honest.fold, self.folds, config.seed)
-        return FittedFoldsRegression(trained, residual, bag.groups is not None, honest)
+        fitted = FittedFoldsRegression(trained, residual, bag.groups is not None)
+        fitted.honest = honest
+        return fitted
 
 
 @savable
