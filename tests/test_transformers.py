@@ -40,7 +40,7 @@ from fullconformal.models import KernelDensityClassifier, RoundedImputer
 from fullconformal.models.objects import dense, joined, take
 from fullconformal.models.transformers import Transformers, is_fixed, needs_labels
 from fullconformal.models.updates import keys, quantile
-from fullconformal.runtime.tasks import progress_bar
+from fullconformal.runtime.tasks import nobody, progress_bar
 
 N, M = 40, 6
 LR, KNN, KDE = LogisticRegression(), KNeighborsClassifier(3), KernelDensityClassifier(1.0)
@@ -438,7 +438,7 @@ def test_nobody_waits_in_silence(capsys):
         progress(1, 2)
     assert capsys.readouterr().err == "p-values: about 24 seconds\n"
     with progress_bar("p-values", 0) as progress:
-        assert progress is None
+        assert progress is nobody
 
 
 def clocks():

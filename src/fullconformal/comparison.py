@@ -103,8 +103,7 @@ def _measure_all(
     for k, (name, method) in enumerate(named.items()):
         shown = progress_bar(f"{name} ({k + 1} of {len(named)})", verbose)
         with shown as progress, warnings.catch_warnings(record=True) as caught:
-            if progress is not None:
-                progress(k, len(named))
+            progress(k, len(named))
             try:
                 fresh = _unfitted(method, verbose)
                 _, fit_seconds = timed(fresh.fit, *data)

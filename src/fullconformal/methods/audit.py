@@ -213,8 +213,7 @@ def label_chances(p: npt.NDArray[np.float64], proba: npt.NDArray[np.float64], le
 
 
 def audit_fitted(
-    fitted: Fitted, X: Any, query: Query, n_pairs: int, max_refits: int, level: float, rng: np.random.RandomState, progress:
-    Progress | None,
+    fitted: Fitted, X: Any, query: Query, n_pairs: int, max_refits: int, level: float, rng: np.random.RandomState, progress: Progress,
 ) -> Audit:  # fmt: skip
     """Audit of a fitted method on pairs of objects X (m, ...) and labels.
 
@@ -237,8 +236,7 @@ def audit_fitted(
     ticks = count(1)
 
     def tick() -> None:
-        if progress is not None:
-            progress(starts * next(ticks), total)
+        progress(starts * next(ticks), total)
 
     p_method, p_exact, distances, weights = [], [], [], []
     for _ in range(n_pairs):
@@ -313,7 +311,7 @@ class ValueRefits:
 
 def audit_regression(
     fitted: FittedRegression, model: Any, X: Any, n_pairs: int, max_refits: int, q: float, level: float, rng: Any,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Audit:  # fmt: skip
     """Of pairs of an object of X (m, ...) and the residual of a training point, halved or doubled, beside the object's prediction.
 
@@ -330,8 +328,7 @@ def audit_regression(
     ticks = count(1)
 
     def tick() -> None:
-        if progress is not None:
-            progress(next(ticks), n_pairs * a_pair)
+        progress(next(ticks), n_pairs * a_pair)
 
     rows = rng.randint(_num_samples(X), size=n_pairs)
     drawn = rng.choice(fitted.residuals(), n_pairs) * rng.choice([0.5, 1.0, 2.0], n_pairs)

@@ -24,7 +24,7 @@ from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.models.distances import blocks
 from fullconformal.models.objects import joined, take
-from fullconformal.runtime.tasks import Progress, Work, onwards
+from fullconformal.runtime.tasks import Progress, Work, nobody, onwards
 from fullconformal.storage import StorageError, check_fields, hints_of, parameters, require, savable
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ class Config:
     memory: int = 2**32
     seed: int = 0
     work: Work = field(default_factory=Work)
-    progress: Progress | None = None
+    progress: Progress = nobody
 
 
 class Points:
@@ -141,7 +141,7 @@ class Query:
     prune: bool | str = "auto"
     points: FloatArray | None = None
     class_conditional: bool = False
-    progress: Progress | None = None
+    progress: Progress = nobody
     work: Work = field(default_factory=Work)
     scales: FloatArray | None = None
     #: of the training points (n,) and of the objects (m,), by number, where these are compared within categories; see `by_category`
@@ -283,7 +283,7 @@ class Fitted(FittedModel):
 
 def counted(
     ask: Callable[[slice], tuple[FloatArray, FloatArray, FloatArray]], m: int, n_classes: int, row: int,
-    weight: FloatArray | None, progress: Progress | None, block: int = 2**22,
+    weight: FloatArray | None, progress: Progress, block: int = 2**22,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Weight (m, C) of the training points above and tied with candidates, from scores α (b, C, n), τ (b, C) and τ's rounding (b, C).
 
@@ -294,8 +294,7 @@ def counted(
     for at in blocks(m, row, block):
         alpha, tau, tie = ask(at)
         greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], tie[:, :, None], against, axis=-1)
-        if progress is not None:
-            progress(at.stop, m)
+        progress(at.stop, m)
     return greater, equal
 
 

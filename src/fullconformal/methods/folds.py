@@ -44,6 +44,7 @@ from fullconformal.methods.parts import FoldModels, FoldRefits, averaged, draw_f
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem, flat
+from fullconformal.runtime.tasks import nobody
 from fullconformal.storage import require, savable
 
 UPDATES = ("none", "influence")
@@ -139,8 +140,7 @@ class FittedFolds(Fitted):
             alpha = self._updated(take(X, at))
             comparison = None if weight is None else weight.T
             found.append(pvalues.count(alpha, tau[at, :, None], tie[at, :, None], comparison, axis=-1))
-            if query.progress is not None:
-                query.progress(int(at[-1]) + 1, m)
+            query.progress(int(at[-1]) + 1, m)
         greater, equal = (np.concatenate(part).astype(np.float64) for part in zip(*found, strict=True))
         return greater, equal
 
@@ -208,7 +208,7 @@ def train_folds(
     """Honest training, outputs (R, n, C) of the points by models that have not seen them, these models, and their steps."""
     fold = draw_folds(bag, folds, repeats, config.seed)
     # Who tells of progress is of this fit alone, and cannot be pickled.
-    honest = FoldRefits(model, bag, fold, folds, replace(config, progress=None), score)
+    honest = FoldRefits(model, bag, fold, folds, replace(config, progress=nobody), score)
     parts = [part for own in fold for part in honest.parts(own, bag)]
     models, steps = list[Model](), list[Step | None]()
     out = np.empty((repeats, len(bag.y), bag.n_classes))

@@ -54,8 +54,7 @@ class FittedLasso(FittedRegression):
             parts = [pieces(segment, query.q, slack, tie, self.fit.shift) for segment in self.fit.segments(x, stop)]
             lower, upper, owner = (np.concatenate(part) for part in zip(*parts, strict=True))
             yield query.steps(lower[None], upper[None], owner, self.n, slice(row, row + 1))
-            if query.progress is not None:
-                query.progress(row + 1, len(X))
+            query.progress(row + 1, len(X))
 
     def _stop(self, x: FloatArray, q: float, fewest: int, slack: float, tie: float) -> Stop | None:
         """Whether fewer than so many points can be as strange as the candidate at t or any further out; None where that is not known.

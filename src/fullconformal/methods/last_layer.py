@@ -23,6 +23,7 @@ from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
+from fullconformal.runtime.tasks import nobody
 from fullconformal.storage import budget, require, savable
 
 
@@ -159,7 +160,9 @@ class LastLayer(Method):
             problem = fit_problem(self.model, bag, config)
             parts = problem.unpack(problem.penalty).items()
             penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=None))
+            return self._kronecker(
+                problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=nobody)
+            )
         network = to_device(copy.deepcopy(self.model), config)
         if not streamed:
             dtype = next(network.parameters()).dtype
@@ -230,7 +233,7 @@ def open_stream(
                 )
             yield phi, logits, y
             n += len(y)
-            if progress is not None and expected:
+            if expected:
                 progress(n, expected)
 
     return head, passes()

@@ -151,7 +151,7 @@ class NeighborsRegression(RegressionMethod):
             raise ValueError(f"n_neighbors={k} is more than n_samples={len(y)}; give fewer neighbours.")
         check_distances(X, order, training=True)
         parts = []
-        for at in blocks(X, len(y), None):
+        for at in blocks(X, len(y)):
             D = cdist(X[at], X, "minkowski", p=order)
             D[np.arange(len(D)), np.arange(at.start, at.stop)] = np.inf
             parts.append(Nearest.of(D, y, k, rounding(X)))

@@ -14,7 +14,7 @@ from fullconformal.diagnostics import Figures
 from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
 from fullconformal.methods.base import AnyMethod, Config, FittedModel, FloatArray, IntArray, Values, starts_with
-from fullconformal.runtime.tasks import Progress
+from fullconformal.runtime.tasks import Progress, nobody
 from fullconformal.storage import require
 
 
@@ -30,7 +30,7 @@ class RegressionQuery:
     points: FloatArray | None = None
     own: FloatArray | None = None
     categories: tuple[IntArray, IntArray] | None = None
-    progress: Progress | None = None
+    progress: Progress = nobody
     levels: FloatArray | None = None
     #: numbers (m, k), where p-values of these are asked and nothing else
     values: FloatArray | None = None
@@ -43,7 +43,7 @@ class RegressionQuery:
         own = None if self.own is None else self.own[rows]
         categories = None if self.categories is None else (self.categories[0], self.categories[1][rows])
         mass = None if self.mass is None else self.mass[rows]
-        return replace(self, own=own, categories=categories, progress=None, several=several, values=None, mass=mass)
+        return replace(self, own=own, categories=categories, progress=nobody, several=several, values=None, mass=mass)
 
     def ranks(self, n: int) -> tuple[int, int] | None:
         """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""
@@ -148,13 +148,12 @@ def rows_in_cache(n: int) -> int:
     return max(1, 2**17 // max(n, 1))
 
 
-def blocks(X: Any, n: int, progress: Progress | None, many: bool = False) -> Iterator[slice]:
+def blocks(X: Any, n: int, progress: Progress = nobody, many: bool = False) -> Iterator[slice]:
     """Slices of objects X (m, ...), as many as stay in the cache with n training points; or so many that products of matrices are fast."""
     step = rows_in_cache(n) * (32 if many else 1)
     for start in range(0, len(X), step):
         yield slice(start, min(start + step, len(X)))
-        if progress is not None:
-            progress(min(start + step, len(X)), len(X))
+        progress(min(start + step, len(X)), len(X))
 
 
 def just_below(end: float) -> float:

@@ -134,7 +134,7 @@ class FittedKernel(FittedLines):
 
     def predict(self, X: Any) -> FloatArray:
         X = np.asarray(X, dtype=np.float64)
-        return np.concatenate([kernel(self.model, X[at], self.bag.X) @ self.fit.dual for at in blocks(X, self.n, None)])
+        return np.concatenate([kernel(self.model, X[at], self.bag.X) @ self.fit.dual for at in blocks(X, self.n)])
 
     def _lines(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X, dtype=np.float64)
@@ -210,8 +210,7 @@ class FittedRidgeCV(FittedRegression):
                 np.concatenate([part[0] for part in parts], axis=1), np.concatenate([part[1] for part in parts], axis=1),
                 steps.total, weight, steps.own,
             )  # fmt: skip
-            if query.progress is not None:
-                query.progress(row + 1, len(X))
+            query.progress(row + 1, len(X))
 
     @property
     def figures(self) -> Figures:

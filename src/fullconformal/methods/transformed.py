@@ -41,7 +41,7 @@ from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
 from fullconformal.runtime.files import fingerprint
 from fullconformal.runtime.hashing import hashes
-from fullconformal.runtime.tasks import onwards
+from fullconformal.runtime.tasks import nobody, onwards
 from fullconformal.storage import LIMITS, budget, expect, require, savable
 from fullconformal.storage.columns import width
 
@@ -116,7 +116,7 @@ class BehindTransformers:
     def of(cls, base: Any, method: Any, config: Config, fitted: Any, bag: Any) -> Self:
         """Of a method, and of transformers fitted to a bag of objects as these are given."""
         known = Transformers(fitted, False) if needs_labels(fitted) else Transformers.of(fitted, bag.X)
-        return cls(base, method, replace(config, progress=None), known, bag)  # type: ignore[call-arg]
+        return cls(base, method, replace(config, progress=nobody), known, bag)  # type: ignore[call-arg]
 
     def _seen(self, X: Any) -> Any:
         """Objects (m, ...) by the transformers as they were fitted to the training objects."""
@@ -266,8 +266,7 @@ class FittedInBag(BehindTransformers, Fitted):
             after = round(whole * done)
             told = onwards(query.progress, before, after - before, whole)
             yield asked, replace(query, scales=asked.scales, work=self._work(query, asked.fitted), progress=told)
-            if query.progress is not None:
-                query.progress(1000 * after, 1000 * whole)
+            query.progress(1000 * after, 1000 * whole)
             before = after
 
     def _work(self, query: Query, fitted: Fitted) -> Any:
@@ -337,8 +336,7 @@ class FittedRegressionInBag(BehindTransformers, FittedRegression):
                 parts = (part for block in ask(fitted, objects, one) for part in block.apart())
                 found |= zip(rows.tolist(), parts, strict=True)
                 done += len(rows)
-                if query.progress is not None:
-                    query.progress(done, m)
+                query.progress(done, m)
             yield from (found[row] for row in range(len(some)))
 
     def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:

@@ -19,7 +19,7 @@ from torch.optim.lbfgs import _strong_wolfe
 from fullconformal.losses import SOFTMAX, Loss, NotFinite
 from fullconformal.models.training import HISTORY, LEARNING_RATE, learned
 from fullconformal.runtime.numerics import threads
-from fullconformal.runtime.tasks import Progress
+from fullconformal.runtime.tasks import Progress, nobody
 
 # Layers that act on each number by itself, whatever the axes before it.
 ELEMENTWISE = (
@@ -55,7 +55,7 @@ def is_stackable(module: nn.Module, networks: int, n: int, device: torch.device)
 
 def train_together(
     modules: Sequence[nn.Module], X: Tensor, y: Tensor, points: Sequence[Tensor], ridge: dict[str, float], *,
-    max_epochs: int = 200, batch_size: int = 100, max_iter: int = 500, seed: int = 0, progress: Progress | None = None,
+    max_epochs: int = 200, batch_size: int = 100, max_iter: int = 500, seed: int = 0, progress: Progress = nobody,
     loss: Loss = SOFTMAX,
 ) -> None:  # fmt: skip
     """Fit B networks in place, each to points of its own: Adam, then L-BFGS, as `train` does for one.
@@ -92,8 +92,7 @@ def train_together(
     with threads(1 if X.shape[1] * width < 2**24 else most):
         stack.theta = lbfgs(stack.whole, stack.theta, 1e-5, max_iter)
     stack.assign(modules)
-    if progress is not None:
-        progress(max_epochs + 1, max_epochs + 1)
+    progress(max_epochs + 1, max_epochs + 1)
 
 
 class Stack:
@@ -147,7 +146,7 @@ class Stack:
 
 
 def _adam(
-    stack: Stack, points: Sequence[Tensor], max_epochs: int, batch_size: int, seed: int, progress: Progress | None
+    stack: Stack, points: Sequence[Tensor], max_epochs: int, batch_size: int, seed: int, progress: Progress
 ) -> None:
     theta, device = stack.theta, stack.theta.device
     B, network = len(theta), torch.arange(len(theta), device=device)[:, None]
@@ -175,8 +174,7 @@ def _adam(
             theta -= torch.where(moves, rate / bias * first / (second.sqrt() / root + 1e-8), 0.0)
         if not bool(theta.isfinite().all()):
             raise NotFinite("the training loss is not finite; standardise the features or lower the learning rate")
-        if progress is not None:
-            progress(epoch + 1, max_epochs + 1)
+        progress(epoch + 1, max_epochs + 1)
 
 
 def lbfgs(objective: Objective, theta: Tensor, tol: float, max_iter: int) -> Tensor:

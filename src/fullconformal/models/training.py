@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fullconformal.losses import SOFTMAX, Loss, NotFinite
 from fullconformal.runtime.numerics import threads
-from fullconformal.runtime.tasks import Progress
+from fullconformal.runtime.tasks import Progress, nobody
 
 # Adam's first rate, which falls to zero along a cosine; steps that L-BFGS remembers.
 LEARNING_RATE, HISTORY = 1e-3, 30
@@ -20,7 +20,7 @@ def learned(module: nn.Module) -> list[nn.Parameter]:
 
 def train(
     model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], *, max_epochs: int = 200, batch_size: int = 100,
-    max_iter: int = 500, seed: int = 0, progress: Progress | None = None, loss: Loss = SOFTMAX,
+    max_iter: int = 500, seed: int = 0, progress: Progress = nobody, loss: Loss = SOFTMAX,
 ) -> None:  # fmt: skip
     """Fit a network in place to all of (X, y): Adam, then L-BFGS on the whole bag until the mean gradient is below 1e-5.
 
@@ -61,8 +61,7 @@ def train(
         _adam(model, X, y, penalty, max_epochs, batch_size, seed, progress, loss)
     with threads(1 if len(y) * p < 2**24 else torch.get_num_threads()):
         polish(model, X, y, penalty, 1e-5, max_iter, loss)
-    if progress is not None:
-        progress(max_epochs + 1, max_epochs + 1)
+    progress(max_epochs + 1, max_epochs + 1)
 
 
 def _objective(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float], n: int, loss: Loss) -> Tensor:
@@ -76,7 +75,7 @@ def _objective(model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float]
 
 def _adam(
     model: nn.Module, X: Tensor, y: Tensor, penalty: dict[str, float],
-    max_epochs: int, batch_size: int, seed: int, progress: Progress | None, loss: Loss,
+    max_epochs: int, batch_size: int, seed: int, progress: Progress, loss: Loss,
 ) -> None:  # fmt: skip
     n = len(y)
     generator = torch.Generator().manual_seed(seed)
@@ -91,8 +90,7 @@ def _adam(
         schedule.step()
         if not torch.isfinite(value):
             raise NotFinite("the training loss is not finite; standardise the features or lower the learning rate")
-        if progress is not None:
-            progress(epoch + 1, max_epochs + 1)
+        progress(epoch + 1, max_epochs + 1)
 
 
 def polish(

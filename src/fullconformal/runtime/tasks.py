@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
@@ -24,6 +25,9 @@ from torch.profiler import record_function
 
 from fullconformal.pvalues import FloatArray
 from fullconformal.runtime.files import Parts
+
+#: told how much is done, of how much
+Progress = Callable[[int, int], None]
 
 
 @contextmanager
@@ -38,14 +42,14 @@ LONG = 10.0
 
 
 @contextmanager
-def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown.
+def progress_bar(label: str, shown: int | None) -> Iterator[Progress]:
+    """A callback (done, total) that draws a progress bar with the time left; `nobody` where it is not shown.
 
     Where ``shown`` is None it is shown once the work is seen to take more than about ten seconds, with the time it will take: as a bar
     on a terminal and in a notebook, as one line on standard error elsewhere. Ten seconds without a first part done are told of as well.
     """
     if shown is not None and not shown:
-        yield None
+        yield nobody
         return
     watch = Watch(label, automatic=shown is None)
     try:
@@ -54,10 +58,12 @@ def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int],
         watch.close()
 
 
-def onwards(progress: Progress | None, before: int, size: int, whole: int) -> Progress | None:
-    """Progress with some objects, as many as `size`, of the whole, of which others were done before; None where nobody is told."""
-    if progress is None:
-        return None
+def nobody(done: int, total: int) -> None:
+    """Who is told of progress where none is shown."""
+
+
+def onwards(progress: Progress, before: int, size: int, whole: int) -> Progress:
+    """Progress with some objects, as many as `size`, of the whole, of which others were done before."""
     # In thousandths: one object may take many refits.
     return lambda done, total: progress(1000 * before + 1000 * size * done // max(total, 1), 1000 * whole)
 
@@ -82,7 +88,7 @@ class Watch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A fitted predictor keeps what it was fitted with: a copy of that, or a pickle, tells nobody."""
-        return type(None), ()
+        return partial, (nobody,)
 
     def __call__(self, done: int, total: int) -> None:
         """So much is done, of so much."""
@@ -155,8 +161,6 @@ def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
     return call(*arguments), time.perf_counter() - start
 
 
-#: told how much is done, of how much
-Progress = Callable[[int, int], None]
 Call = tuple[Any, ...]  # a function and its arguments
 
 ATTEMPTS = 5  # at the same tasks, without one more of them finished
