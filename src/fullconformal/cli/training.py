@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 import warnings
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +55,7 @@ def fit(
     import numpy
 
     from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
-    from fullconformal.estimators.saving import save
+    from fullconformal.runtime.tasks import timed
 
     estimator = make_pipeline(model, schema, X, y, seed)
     chosen, reasons = method_options(model, method, estimator, X, y)
@@ -69,15 +67,13 @@ def fit(
         estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=seed,
         verbose=printer.verbose, **chosen,
     )  # fmt: skip
-    start = time.perf_counter()
     with printer.warnings_as_notes() as warned, warnings.catch_warnings():
         # They are printed below, one per line.
         warnings.simplefilter("ignore", ConformalWarning)
-        clf.fit(X, y)
+        _, seconds = timed(clf.fit, X, y)
     # Which classes are too small for a level is said by `predict` for its own.
     with printer.warnings_as_notes():
         clf.warn_unreachable(numpy.asarray(confidence))
-    seconds = time.perf_counter() - start
     name = getattr(clf, "method_", asked_method)
     # An automatic choice is said by the predictor, before it is fitted.
     said = "; ".join(reasons)
@@ -86,15 +82,9 @@ def fit(
     printer.say(f"guarantee {clf.guarantee_}")
     factory = None if model in MODELS else model
     problems = [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]
-    notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
-    notes |= {"rows": saved.marks_as_text(X), "warnings": [*warned, *problems]}
-    save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
-    printer.json({
-        "rows": len(y), "method": name, "guarantee": clf.guarantee_.word, "model": model,
-        "confidence_level": confidence, "classes": sizes, "warnings": notes["warnings"],
-        **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
-    })  # fmt: skip
-    printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
+    notes = {"source": table.name, "model": model, "warnings": [*warned, *problems]}
+    facts = {"rows": len(y), "method": name, "classes": sizes, "seconds": round(seconds, 3)}
+    saved.save_predictor(clf, out, schema, X, notes, facts, printer, factory)
     if problems:
         for text in problems:
             printer.note(text)
