@@ -394,7 +394,10 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
         sentences = [f"The guarantee is {self.guarantee_}.", *self.notes(), *shown.pop("diagnostics", ())]
-        found = self._beside(X, others or {}, p)
+        if self.display_name in (others or {}):
+            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
+        methods = {self.display_name: self if p is None else p, **(others or {})}
+        found = {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
         X = inputs.array(X) if isinstance(X, Tensor) else X
         images = X if images is None and np.ndim(X) > 2 else images
         return write_report(
@@ -403,13 +406,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
             proba=self.predict_proba(X), diagnostics=list(dict.fromkeys(sentences)), **shown,
         )  # fmt: skip
-
-    def _beside(self, X: Any, others: Mapping[str, Any], p: Any = None) -> dict[str, Any]:
-        """By the name of the method, the largest ε (m, C) of this one unless given, and those of others or what was given for them."""
-        if self.display_name in others:
-            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
-        methods = {self.display_name: self if p is None else p, **others}
-        return {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
 
     def verify_labels(self) -> int:
         """The number of classes, which must be distinct and in order."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import Conformal
@@ -39,7 +41,7 @@ class FullConformal(Conformal):
         fixed = (self.method == "exact" or self.checkpoint is not None) and self.random_state is None
         return Config(
             **{name: getattr(self, name) for name in AS_GIVEN if hasattr(self, name)}, loss=loss,
-            q=validation.SCHEMES[self.scheme], device=validation.device_of(self.device, self._split()[1]),
+            q=validation.SCHEMES[self.scheme], device=device_of(self.device, self._split()[1]),
             dtype=validation.DTYPES[self.dtype], memory=int(self.memory_budget * 2**30),
             seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)), work=self._work(),
         )  # fmt: skip
@@ -127,3 +129,17 @@ class FullConformal(Conformal):
 def sentence(text: str) -> str:
     """A text that begins and ends as sentences do."""
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def device_of(device: str, model: Any) -> torch.device:
+    """The device to compute on; "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small."""
+    if device == "auto":
+        module = isinstance(model, nn.Module)
+        return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
+    try:
+        probe = torch.zeros(1, device=device)
+        # The meta device has no values, so this fails there.
+        probe.item()
+        return probe.device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={device!r} cannot be used here: {error}") from error

@@ -239,23 +239,11 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         ------
         Steps
         """
-        return self._asked_steps(X, weights, sample_weight)
+        return self._steps(X, weights=weights, sample_weight=sample_weight)
 
-    def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        return self._asked_steps(X, levels=levels, **options)
-
-    def _steps_of(self, values: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        return self._asked_steps(X, values=values, **options)
-
-    def _asked_steps(
-        self,
-        X: Any,
-        weights: Any = None,
-        sample_weight: Any = None,
-        levels: FloatArray | None = None,
-        values: Any = None,
+    def _steps(  # type: ignore[override]
+        self, X: Any, levels: Any = None, values: Any = None, weights: Any = None, sample_weight: Any = None
     ) -> Iterator[Steps]:
-        """p(y) of objects X, all of it or what is asked of it."""
         inputs = self._prepare_inputs(X)
         with progress_bar("intervals", self.verbose) as progress, np.errstate(invalid="ignore", divide="ignore"):
             query = self._query(X, weights, sample_weight)

@@ -20,7 +20,7 @@ from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.estimators.base import Conformal, whole_or_nothing
 from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
-from fullconformal.estimators.categories import Categories
+from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
 from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
@@ -67,14 +67,10 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
             Lower and upper ends; infinite where the level needs more points than there are, NaN where no y has such a p-value.
         """
         levels = self._levels(confidence_level, options)
-        return np.concatenate([steps.interval(levels) for steps in self._steps_at(levels, X, **options)])
+        return np.concatenate([steps.interval(levels) for steps in self._steps(X, levels=levels, **options)])
 
-    def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        """Step functions of which intervals at these levels are asked, nothing else."""
-        return self.predict_steps(X, **options)
-
-    def _steps_of(self, values: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        """Step functions of which p-values of numbers (m, k) are asked, nothing else."""
+    def _steps(self, X: Any, levels: Any = None, values: Any = None, **options: Any) -> Iterator[Steps]:
+        """Step functions of which intervals at some levels, or p-values of numbers (m, k), are asked, where given, and nothing else."""
         return self.predict_steps(X, **options)
 
     def predict_set(self, X: Any, confidence_level: float | None = None, **options: Any) -> list[FloatArray]:
@@ -115,7 +111,7 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         -------
         ndarray of the shape of y
         """
-        return self._at_numbers(X, y, lambda columns: self._steps_of(columns, X, **options), Steps.p)
+        return self._at_numbers(X, y, lambda columns: self._steps(X, values=columns, **options), Steps.p)
 
     def _at_numbers(self, X: Any, y: Any, blocks: Any, ask: Any) -> FloatArray:
         """What is asked of blocks of objects at numbers y, one or k for each, in the shape of y."""
@@ -211,9 +207,14 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         return numbers
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
-        """Warn where a level needs more points than there are: intervals are then infinite."""
-        points = None if self._categories is None else self._categories.points
-        warn_infinite(points, self.n_samples_fit_, self._categories, levels, "training", stacklevel)
+        """Warn where a level needs more points than candidates are compared with: intervals are then infinite."""
+        sizes, kind = self._compared()
+        infinite = "every interval{} is infinite"
+        warn_unreachable(sizes, np.empty(0), self._categories, levels, kind, stacklevel, infinite)
+
+    def _compared(self) -> tuple[IntArray, str]:
+        """How many points candidates are compared with, (G, 1) in each category, and what these points are."""
+        return cell_sizes(np.zeros(self.n_samples_fit_, dtype=np.int64), 1, self._categories), "training"
 
     def verify_intervals(self, quick: bool = True, **options: Any) -> None:
         """Raise unless the regressor gives predictions of the objects it kept, and intervals where these need no fit."""
@@ -314,11 +315,10 @@ class HeldOutRegressor(ConformalRegressor):
         found = self._calibrated.intervals(objects, self._places(X), np.atleast_1d(levels))
         return found if levels.ndim else found[:, :, 0]
 
-    def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
-        """Warn where a level needs more points than calibrate: intervals are then infinite."""
-        warn_infinite(
-            self._calibrated.category, len(self._calibrated.score), self._categories, levels, "calibration", stacklevel
-        )
+    def _compared(self) -> tuple[IntArray, str]:
+        found, kept = self._calibrated, self._categories
+        own = np.zeros(len(found.score), dtype=np.int64) if found.category is None else found.category
+        return np.bincount(own, minlength=1 if kept is None else len(kept.known))[:, None], "calibration"
 
     def verify(self) -> None:
         self.check_params()
@@ -333,22 +333,3 @@ class HeldOutRegressor(ConformalRegressor):
         """Checked objects."""
         check_is_fitted(self)
         return self._checked(X, reset=False)
-
-
-def warn_infinite(
-    points: IntArray | None, n: int, categories: Categories | None, levels: FloatArray, kind: str, stacklevel: int
-) -> None:
-    """Warn where a level needs more than the n points of a kind; with categories (n,), than there are in one."""
-    if points is not None and categories is not None:
-        sizes = np.bincount(points, minlength=len(categories.known))
-        n, kind = int(sizes.min()), f"{kind} (category {categories.known.tolist()[int(sizes.argmin())]!r})"
-    highest = float(levels.max())
-    if not sets.members(np.array(1 / (n + 1)), 1 - highest):
-        return
-    warnings.warn(
-        f"confidence_level={highest:g} needs more than the {n} {kind} point{'s' * (n != 1)} there {'are' if n != 1 else 'is'}: the "
-        f"highest confidence level possible is {n / (n + 1):.4g}; above it every interval is infinite. Give more points, or lower "
-        "the level.",
-        ConformalWarning,
-        stacklevel=stacklevel + 1,
-    )

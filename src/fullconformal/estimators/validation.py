@@ -236,20 +236,6 @@ def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None, weig
         raise ValueError(f"{given} needs method='influence', got {clf.method!r}.")
 
 
-def device_of(device: str, estimator: Any) -> torch.device:
-    """The device to compute on; "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small."""
-    if device == "auto":
-        module = isinstance(split_pipeline(estimator)[1], nn.Module)
-        return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
-    try:
-        probe = torch.zeros(1, device=device)
-        # The meta device has no values, so this fails there.
-        probe.item()
-        return probe.device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={device!r} cannot be used here: {error}") from error
-
-
 def check_held_out(clf: Any, tunes: bool = False) -> None:
     """Raise if a parameter of a classifier that calibrates on held-out points is invalid; `tunes` if it tunes RAPS."""
     if not isinstance(clf.conformity_score, ConformityScore):
@@ -292,6 +278,15 @@ def score_of(clf: Any) -> ConformityScore:
     if kind is RAPS:
         return RAPS(never_empty, clf.k_reg, clf.lambda_reg)
     return APS(never_empty) if kind is APS else kind()
+
+
+def check_cv(est: Any) -> None:
+    """Raise unless folds are a number of at least two, a splitter, or a list."""
+    check_whole("n_folds", est.n_folds, 2, "a whole number ≥ 2")
+    if est.cv is not None and not (hasattr(est.cv, "split") or isinstance(est.cv, (list, tuple))):
+        raise ValueError(
+            f"cv={est.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
+        )
 
 
 def check_share(clf: Any) -> None:

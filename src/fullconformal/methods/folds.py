@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.model_selection import KFold
 from sklearn.utils.validation import _num_samples
 from torch import Tensor, nn
 
@@ -40,7 +41,7 @@ from fullconformal.influence.scores import candidate_gradients
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
 from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.outputs import Model, Piped, first_point
-from fullconformal.methods.parts import FoldModels, FoldRefits, averaged, draw_folds, fit_parts, point_scores
+from fullconformal.methods.parts import FoldModels, FoldRefits, Part, averaged, draw_folds, fit_parts, point_scores
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem, flat
@@ -189,6 +190,32 @@ class FittedFolds(Fitted):
             whole = step is None or (isinstance(step, Step) and step.solved.shape == (size, step.problem.p))
             require(whole and (step is None or bool(step.solved.isfinite().all())), "steps")
         return state
+
+
+def cv_parts(cv: Any, n_folds: int, X: Any, y: Any, seed: int) -> list[Part]:
+    """Points that train and points that are scored: for each fold that `cv` says, or of n_folds drawn at random where it is None."""
+    if cv is None:
+        if n_folds > len(y):
+            raise ValueError(f"n_folds={n_folds!r} exceeds the {len(y)} points given; take at most as many.")
+        # Not class by class: what is left out must be exchangeable with what is to come.
+        cv = KFold(n_folds, shuffle=True, random_state=seed)
+    pairs = cv if isinstance(cv, (list, tuple)) else cv.split(X, y)
+    parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
+    check_folds(parts, len(y))
+    return parts
+
+
+def check_folds(parts: list[Part], n: int) -> None:
+    """Raise unless every one of n points is scored once, by a model that has not seen it."""
+    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
+    if len(scored) > n or (scored != 1).any():
+        raise ValueError(
+            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
+            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
+        )
+    for k, (train, rest) in enumerate(parts):
+        if len(np.intersect1d(train, rest)):
+            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
 
 
 def check_trainings(folds: int, n: int, config: Config) -> None:

@@ -73,19 +73,6 @@ def fit_each(
         yield found.pop(name)
 
 
-def check_folds(parts: list[Part], n: int) -> None:
-    """Raise unless every one of n points is scored once, by a model that has not seen it."""
-    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
-    if len(scored) > n or (scored != 1).any():
-        raise ValueError(
-            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
-            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
-        )
-    for k, (train, rest) in enumerate(parts):
-        if len(np.intersect1d(train, rest)):
-            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
-
-
 def fit_parts(
     estimator: Any, bag: Bag | Values, parts: Sequence[Part], config: Config, progress: Progress = nobody
 ) -> Iterator[Scored]:
