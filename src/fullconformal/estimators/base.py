@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 from fullconformal import sets
 from fullconformal.estimators import inputs
-from fullconformal.estimators.categories import Categories
+from fullconformal.estimators.categories import Array, Categories
 from fullconformal.guarantees import Guarantee
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.runtime.files import check_writable
 from fullconformal.storage import LIMITS, StorageError, conforms, defaults, expect, hints_of, parameters, require
 
-Array = npt.NDArray[Any]
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 
 #: why a promise is not whole where classes without a training point were declared

@@ -7,22 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.linear_model import Ridge
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.bands import Band, FloatArray
 from fullconformal.intervals import Steps, needed
-from fullconformal.methods.base import Config
+from fullconformal.methods.base import Config, IntArray
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import predictions
 from fullconformal.methods.parts import Part, fit_each
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
-
-IntArray = npt.NDArray[np.int64]
-
 
 # Models ---------------------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,11 @@ from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues, sets
-from fullconformal.methods.base import ConformalWarning
+from fullconformal.methods.base import ConformalWarning, IntArray
 from fullconformal.models.objects import take
 from fullconformal.storage import require, savable
 
 Array = npt.NDArray[Any]
-IntArray = npt.NDArray[np.int64]
 
 
 def as_groups(groups: Any, n: int, name: str = "groups") -> Array:

@@ -14,11 +14,9 @@ from torch.nn.functional import pad
 from fullconformal import pvalues
 from fullconformal.estimators.held_out import (
     AGGREGATIONS,
-    FloatArray,
     HeldOut,
     HeldOutClassifier,
     HeldOutFit,
-    IntArray,
     PlusClassifier,
     check_trained,
     own_scores,
@@ -28,6 +26,7 @@ from fullconformal.guarantees import TWICE
 from fullconformal.linear.bag import at_points
 from fullconformal.linear.leave_one_out import leave_one_out
 from fullconformal.losses import SOFTMAX
+from fullconformal.methods.base import FloatArray, IntArray
 from fullconformal.methods.convex import FittedSymmetric, Symmetric
 from fullconformal.methods.folds import cv_parts
 from fullconformal.models.adapters import is_known

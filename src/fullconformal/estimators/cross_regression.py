@@ -11,11 +11,12 @@ from sklearn.linear_model import Ridge as RidgeModel
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.bands import Band, FloatArray
-from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
+from fullconformal.estimators.calibrated_bands import CalibratedBands, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import check_cv, check_regressor, check_shared
 from fullconformal.guarantees import EXACT, TWICE, Guarantee
 from fullconformal.linear.ridge import Ridge
+from fullconformal.methods.base import IntArray
 from fullconformal.methods.folds import cv_parts
 from fullconformal.models.objects import dense
 from fullconformal.storage import savable

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.linear_model import Ridge
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
@@ -26,7 +25,7 @@ from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
-from fullconformal.methods.base import Values
+from fullconformal.methods.base import FloatArray, Values
 from fullconformal.methods.fitting import L2_LINEAR, fit_steps
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
@@ -35,8 +34,6 @@ from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import check_module, split_pipeline
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @savable

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
@@ -19,17 +18,15 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.estimators.base import Conformal, whole_or_nothing
-from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
+from fullconformal.estimators.calibrated_bands import CalibratedBands, RegressionFit
 from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
 from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
-from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.base import Config, ConformalWarning, FloatArray, IntArray
 from fullconformal.runtime.files import check_writable
 from fullconformal.runtime.tasks import Work
 from fullconformal.storage import require
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]

@@ -15,13 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.bands import Band
-from fullconformal.estimators.calibrated_bands import (
-    Bands,
-    CalibratedBands,
-    IntArray,
-    PointBands,
-    RegressionFit,
-)
+from fullconformal.estimators.calibrated_bands import Bands, CalibratedBands, PointBands, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import (
     check_number,
@@ -31,6 +25,7 @@ from fullconformal.estimators.validation import (
     check_shared,
 )
 from fullconformal.guarantees import EXACT
+from fullconformal.methods.base import IntArray
 from fullconformal.methods.outputs import predictions
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import savable

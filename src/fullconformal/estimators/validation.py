@@ -16,7 +16,7 @@ from torch import nn
 from fullconformal import sets
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
-from fullconformal.estimators.categories import as_groups, check_categories
+from fullconformal.estimators.categories import Array, as_groups, check_categories
 from fullconformal.estimators.inputs import index_labels, labels, warn_frozen
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
@@ -27,8 +27,6 @@ from fullconformal.methods.gaussian import is_gaussian
 from fullconformal.methods.oob import is_forest
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors, takes_folds
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
-
-Array = npt.NDArray[Any]
 
 #: q of each scheme: whether a point's score is its loss with it, half-way, or without it
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
