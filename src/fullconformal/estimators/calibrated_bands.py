@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _num_samples
 
-from fullconformal.bands import Band, FloatArray
+from fullconformal.conformity import Band, FloatArray
 from fullconformal.intervals import Steps, needed
 from fullconformal.methods.base import Config, IntArray
 from fullconformal.methods.fitting import fit_foreign

@@ -10,7 +10,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.linear_model import Ridge as RidgeModel
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.bands import Band, FloatArray
+from fullconformal.conformity import Band, FloatArray
 from fullconformal.estimators.calibrated_bands import CalibratedBands, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import check_cv, check_regressor, check_shared

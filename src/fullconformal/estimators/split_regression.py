@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.bands import Band
+from fullconformal.conformity import Band
 from fullconformal.estimators.calibrated_bands import Bands, CalibratedBands, PointBands, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import (

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullconformal.bands import Band
+from fullconformal.conformity import Band
 from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Distribution, Steps
