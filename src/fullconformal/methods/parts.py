@@ -38,7 +38,7 @@ from fullconformal.models.requirements import (
     to_tensor,
     transform,
 )
-from fullconformal.models.stacked import is_stackable, train_together
+from fullconformal.models.training import is_stackable, train_together
 from fullconformal.problem import Problem
 from fullconformal.runtime.files import Parts, fingerprint
 from fullconformal.runtime.hashing import hashes, uniforms
