@@ -109,22 +109,14 @@ class Steps:
         held = np.full(len(lower), lower.shape[1])
         if np.isinf(lower.max(initial=-np.inf)):
             held, upper = (lower < np.inf).sum(axis=1), np.where(lower < np.inf, upper, -np.inf)
-        # Of a few levels no piece need be sorted; of many, one sort takes less.
-        ordered = len(epsilons) > 8
-        if ordered:
-            lower, upper = np.sort(lower, axis=1), np.sort(upper, axis=1)
+        lower, upper = np.sort(lower, axis=1), np.sort(upper, axis=1)
         for k, epsilon in enumerate(epsilons.tolist()):
-            all_needed = needed(total, epsilon)
+            count = needed(total, epsilon)
             # No piece is needed where a candidate alone is enough, and none is enough where there are too few.
-            out[all_needed == 0, :, k] = -np.inf, np.inf
-            listed = all_needed - self.wider
-            for count in np.unique(listed[(listed > 0) & (listed <= held)]):
-                of: Any = (listed == count) & (listed <= held)
-                of = slice(None) if of.all() else of
-                ends = (lower[of], upper[of]) if ordered else (
-                    np.partition(lower[of], count - 1, axis=1), np.partition(upper[of], -count, axis=1)
-                )  # fmt: skip
-                out[of, 0, k], out[of, 1, k] = ends[0][:, count - 1], ends[1][:, -count]
+            out[count == 0, :, k] = -np.inf, np.inf
+            listed = count - self.wider
+            of = np.flatnonzero((listed > 0) & (listed <= held))
+            out[of, 0, k], out[of, 1, k] = lower[of, listed[of] - 1], upper[of, -listed[of]]
         return out
 
     def _line(self, row: int) -> _Line:

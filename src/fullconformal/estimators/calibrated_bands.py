@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.linear_model import Ridge
-from sklearn.utils import _safe_indexing
+from sklearn.utils import gen_batches
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.conformity import Band, FloatArray
@@ -17,6 +17,7 @@ from fullconformal.methods.base import Config, IntArray
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import predictions
 from fullconformal.methods.parts import Part, fit_each
+from fullconformal.models.objects import take
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
 
@@ -62,7 +63,7 @@ class RegressionFit:
 
     def at(self, points: IntArray) -> Any:
         """Some of the objects."""
-        return _safe_indexing(self.X, points)
+        return take(self.X, points)
 
     def folds(self, parts: Sequence[Part]) -> tuple[PointBands, FloatArray, IntArray]:
         """A model for each part, the score (n,) of each point by the model that has not seen it, and which model that is (n,)."""
@@ -99,10 +100,8 @@ class CalibratedBands:
 
     def blocks(self, X: Any) -> Iterator[tuple[slice, Band]]:
         """Bands of objects X (m, ...), as many objects at a time as make about four million pieces."""
-        m, most = _num_samples(X), max(1, 2**22 // len(self.score))
-        for start in range(0, m, most):
-            rows = slice(start, min(start + most, m))
-            yield rows, self.bands(X if m <= most else _safe_indexing(X, np.arange(rows.start, rows.stop)))
+        for rows in gen_batches(_num_samples(X), max(1, 2**22 // len(self.score))):
+            yield rows, self.bands(take(X, np.arange(rows.start, rows.stop)))
 
     def steps(self, X: Any, category: IntArray | None) -> Iterator[Steps]:
         """p(y) of objects X (m, ...) of categories (m,), −1 for one without points, a block of objects at a time."""

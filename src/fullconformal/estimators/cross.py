@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils import gen_batches
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -235,13 +236,13 @@ class LeaveOneOut(HeldOut):
         asked = np.where(first[:, None] < 0, -1, first[:, None] + np.arange(n_classes) % self.width)
         # About four million scores at a time.
         width, found = max(1, 2**22 // (n * n_classes)), []
-        for at in range(0, len(X), width):
-            x = self.fitted.objects(X[at : at + width])
+        for at in gen_batches(len(X), width):
+            x = self.fitted.objects(X[at])
             by_model = log_proba((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
-            u = None if uniform is None else uniform[at : at + width].repeat(n)
+            u = None if uniform is None else uniform[at].repeat(n)
             tau = self.score.scores(by_model.reshape(-1, n_classes), u).reshape(by_model.shape)
             tie = self.score.rounding(tau, by_model, float(np.finfo(np.float64).eps))
-            weight = None if alone else self.cell[:, None] == asked[at : at + width, None]
+            weight = None if alone else self.cell[:, None] == asked[at, None]
             found.append(pvalues.count(self.alpha[:, None], tau, tie, weight, axis=1))
         yield np.concatenate(found, axis=1)
 

@@ -38,7 +38,7 @@ from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore, LogLoss
 from fullconformal.curvature.select import choose, hold_fixed, trainable
 from fullconformal.influence.scores import candidate_gradients
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values, counted
 from fullconformal.methods.fitting import trained_here
 from fullconformal.methods.outputs import Model, Piped, first_point
 from fullconformal.methods.parts import FoldModels, FoldRefits, Part, averaged, draw_folds, fit_parts, point_scores
@@ -131,19 +131,17 @@ class FittedFolds(Fitted):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         tau, tie = self._candidates(X, query)
-        weight, found = self.weight(query), []
+        weight = self.weight(query)
         if self.steps is None:
             return pvalues.rank_weights(self.alpha, tau, tie, weight)
+
+        def ask(at: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+            """Scores of the points, and of the candidates of the objects `at` with their rounding."""
+            return self._updated(take(X, np.arange(at.start, at.stop))), tau[at], tie[at]
+
         # Four million scores at a time.
-        width, m = max(1, 2**22 // (self.n_classes * self._width)), len(tau)
-        for start in range(0, m, width):
-            at = np.arange(start, min(start + width, m))
-            alpha = self._updated(take(X, at))
-            comparison = None if weight is None else weight.T
-            found.append(pvalues.count(alpha, tau[at, :, None], tie[at, :, None], comparison, axis=-1))
-            query.progress(int(at[-1]) + 1, m)
-        greater, equal = (np.concatenate(part).astype(np.float64) for part in zip(*found, strict=True))
-        return greater, equal
+        row = 8 * self.n_classes * self._width
+        return counted(ask, len(tau), self.n_classes, row, weight, query.progress, 2**25)
 
     @property
     def _width(self) -> int:

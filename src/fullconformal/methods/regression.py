@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils import gen_batches
 
 from fullconformal.diagnostics import Figures
 from fullconformal.intervals import Distribution, Steps, crossings, needed
@@ -151,9 +152,9 @@ def rows_in_cache(n: int) -> int:
 def blocks(X: Any, n: int, progress: Progress = nobody, many: bool = False) -> Iterator[slice]:
     """Slices of objects X (m, ...), as many as stay in the cache with n training points; or so many that products of matrices are fast."""
     step = rows_in_cache(n) * (32 if many else 1)
-    for start in range(0, len(X), step):
-        yield slice(start, min(start + step, len(X)))
-        progress(min(start + step, len(X)), len(X))
+    for at in gen_batches(len(X), step):
+        yield at
+        progress(at.stop, len(X))
 
 
 def just_below(end: float) -> float:
