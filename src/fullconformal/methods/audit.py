@@ -17,6 +17,7 @@ from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues
+from fullconformal.diagnostics import aligned
 from fullconformal.linear.from_problem import Regression
 from fullconformal.methods.base import Fitted, FloatArray, IntArray, Query, Values
 from fullconformal.methods.fitting import FittedProblem
@@ -126,8 +127,7 @@ class Audit:
                 ("labels lost per object", "{:.2f} ({:.2f} to {:.2f})".format(*self.lost)),
                 ("error rate implied, at most", "{:.2f} ({:.2f} to {:.2f})".format(*self.error_rate)),
             ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        return aligned(rows)
 
 
 class ProblemRefits:

@@ -142,7 +142,7 @@ class KernelDensityClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise ValueError(f"bandwidth is {self.bandwidth}; it must be positive and finite")
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
-        self.X_ = X
+        self.X_: FloatArray = np.asarray(X)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
         return self
 
