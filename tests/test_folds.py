@@ -43,7 +43,7 @@ def points(n=60, m=8, d=4, n_classes=3, seed=0):
 
 def folds_of(clf, Xt):
     """Folds of the training points (n,) and of candidates (m,), of the first repeat."""
-    return clf._fitted.fold[0], clf._fitted.candidate_folds(Xt)[0]
+    return clf._fitted.fold[0], clf._fitted.trained.candidate_folds(Xt)[0]
 
 
 def by_classes(make, classes):
@@ -107,7 +107,7 @@ def test_an_object_has_the_same_p_values_in_any_batch():
         p = clf.predict_p(Xt)
         assert np.array_equal(p, np.vstack([clf.predict_p(x[None]) for x in Xt]))
         assert np.array_equal(p[::-1], clf.predict_p(Xt[::-1]))
-        assert len(np.unique(clf._fitted.candidate_folds(Xt))) == 4
+        assert len(np.unique(clf._fitted.trained.candidate_folds(Xt))) == 4
 
 
 def test_folds_are_drawn_independently_and_by_the_seed():

@@ -29,8 +29,8 @@ from fullconformal.runtime.tasks import Progress
 from fullconformal.sets import members
 
 NO_REFITS = (
-    "an audit refits the model, which out-of-bag scores have no rule for, and for which a loaded predictor has no training points; "
-    "check the coverage on held-out points instead."
+    "an audit refits the model, which out-of-bag scores have no rule for, and for which a loaded predictor has no training points: "
+    "fit again, or check the coverage on held-out points instead."
 )
 
 

@@ -88,13 +88,32 @@ def inputs(model: Model, X: Any, problem: Problem) -> Tensor:
     return to_tensor(X, problem.X.device, problem.X.dtype)
 
 
-@savable
-class FittedFolds(Fitted):
-    """The models without each fold, repeat by repeat, and the scores of the points that they have not seen."""
+class ByFolds:
+    """What is fitted by folds, of labels or of numbers: the models without each fold, repeat by repeat."""
 
     method = "folds"
-    #: trains the models again, where there are training points
+    trained: FoldModels
+    #: trains the models again; None of a loaded one, which has no training points
     honest: FoldRefits | None = None
+
+    def precision(self, X: Any) -> float:
+        """The unit of rounding of outputs for objects X."""
+        return self.trained.precision(X)
+
+    def refits(self) -> FoldRefits | None:
+        """What scores points by honest refits."""
+        found = self.trained
+        return self.honest and replace(self.honest, models=found.models, candidate_folds=found.candidate_folds)
+
+    @property
+    def device(self) -> torch.device:
+        """Where networks compute."""
+        return self.trained.device
+
+
+@savable
+class FittedFolds(ByFolds, Fitted):
+    """The models, and the scores of the points that they have not seen."""
 
     def __init__(
         self, trained: FoldModels, alpha: FloatArray, labels: IntArray, n_classes: int, score: ConformityScore,
@@ -108,16 +127,9 @@ class FittedFolds(Fitted):
         added = "are trained without it" if steps is None else "are moved by one step of influence"
         self.guarantee = self.trained.promise(added, grouped)
 
-    def candidate_folds(self, X: Any) -> IntArray:
-        """Folds (R, m) of the candidates of objects X."""
-        return self.trained.candidate_folds(X)
-
     def log_proba(self, X: Any) -> FloatArray:
         """Of the mean probabilities of all models."""
         return finite_rows(averaged(self.trained.outputs(X), len(self.models)))
-
-    def precision(self, X: Any) -> float:
-        return self.trained.precision(X)
 
     def _candidates(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Scores τ (m, C) of the candidates, and their rounding."""
@@ -154,7 +166,7 @@ class FittedFolds(Fitted):
         if self.steps is None:
             return self.alpha[None, None]
         alpha = np.tile(self.alpha, (_num_samples(X), self.n_classes, 1))
-        own = self.candidate_folds(X)[0]
+        own = self.trained.candidate_folds(X)[0]
         for k, step in enumerate(self.steps):
             rows, members = np.flatnonzero(own != k), np.flatnonzero(self.fold[0] == k)
             if step is not None and len(rows) and len(members):
@@ -165,17 +177,6 @@ class FittedFolds(Fitted):
     def scores(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         tau = self._candidates(X, query)[0]
         return np.broadcast_to(self._updated(X), (*tau.shape, self.n)), tau
-
-    def refits(self) -> FoldRefits:
-        if self.honest is None:
-            raise ValueError(
-                "an audit trains the models again, and a loaded predictor has no training points; fit again."
-            )
-        return replace(self.honest, models=self.models, candidate_folds=self.candidate_folds)
-
-    @property
-    def device(self) -> torch.device:
-        return self.trained.device
 
     @classmethod
     def checked(cls, state: dict[str, Any]) -> dict[str, Any]:

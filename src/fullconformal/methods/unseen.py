@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from fullconformal.conformity import Band
 from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.methods.base import Config, FloatArray, Values
-from fullconformal.methods.folds import check_trainings, train_folds
+from fullconformal.methods.folds import ByFolds, check_trainings, train_folds
 from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
-from fullconformal.methods.parts import FoldModels, FoldRefits
+from fullconformal.methods.parts import FoldModels
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks
 from fullconformal.storage import require, savable
 
@@ -77,12 +76,8 @@ class FittedUnseen(FittedRegression):
 
 
 @savable
-class FittedFoldsRegression(FittedUnseen):
+class FittedFoldsRegression(ByFolds, FittedUnseen):
     """Models without each fold."""
-
-    method = "folds"
-    #: trains the models again, where there are training points
-    honest: FoldRefits | None = None
 
     def __init__(self, trained: FoldModels, residual: FloatArray, grouped: bool = False):
         super().__init__(residual)
@@ -98,17 +93,6 @@ class FittedFoldsRegression(FittedUnseen):
 
     def candidate_values(self, X: Any) -> FloatArray:
         return np.asarray(sum(self.trained.candidate_outputs(X)) / len(self.trained.fold))[:, 0]
-
-    def precision(self, X: Any) -> float:
-        return self.trained.precision(X)
-
-    def refits(self) -> FoldRefits | None:
-        found = self.trained
-        return self.honest and replace(self.honest, models=found.models, candidate_folds=found.candidate_folds)
-
-    @property
-    def device(self) -> torch.device:
-        return self.trained.device
 
     @property
     def figures(self) -> Figures:
