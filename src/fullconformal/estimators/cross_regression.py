@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LinearRegression
 from sklearn.linear_model import Ridge as RidgeModel
+from sklearn.model_selection import LeaveOneOut
 from sklearn.utils.validation import check_is_fitted
 
 from fullconformal.conformity import Band, FloatArray
@@ -170,8 +171,7 @@ class JackknifePlusRegressor(PlusRegressor):
             bands = LeaveOneOutRidge.fit(fit.estimator, fit.X, fit.y)
             return CalibratedBands(bands, np.abs(bands.residual), every, self._rule()), every
         self.n_fits_ = len(every)
-        parts = [(np.delete(every, i), every[i : i + 1]) for i in every]
-        return CalibratedBands(*fit.folds(parts), self._rule()), every
+        return CalibratedBands(*fit.folds(list(LeaveOneOut().split(fit.X))), self._rule()), every
 
 
 def is_ridge(estimator: Any) -> bool:

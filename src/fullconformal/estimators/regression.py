@@ -63,7 +63,10 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         ndarray (m, 2), or (m, 2, L) for L levels
             Lower and upper ends; infinite where the level needs more points than there are, NaN where no y has such a p-value.
         """
-        levels = self._levels(confidence_level, options)
+        return self._intervals(X, self._levels(confidence_level, options), **options)
+
+    def _intervals(self, X: Any, levels: FloatArray, **options: Any) -> FloatArray:
+        """Intervals (m, 2), or (m, 2, L), at checked levels."""
         return np.concatenate([steps.interval(levels) for steps in self._steps(X, levels=levels, **options)])
 
     def _steps(self, X: Any, levels: Any = None, values: Any = None, **options: Any) -> Iterator[Steps]:
@@ -289,25 +292,7 @@ class HeldOutRegressor(ConformalRegressor):
         objects = self._objects(X)
         yield from self._calibrated.steps(objects, self._places(X))
 
-    def predict_interval(  # type: ignore[override]
-        self, X: Any, confidence_level: float | Sequence[float] | None = None
-    ) -> FloatArray:
-        """Intervals at one confidence level or several.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects.
-        confidence_level : float or sequence of float, optional
-            One level, or several; the regressor's own where not given.
-
-        Returns
-        -------
-        ndarray (m, 2), or (m, 2, L) for L levels
-            Lower and upper ends; infinite where the level needs more points than calibrate, NaN where an interval is empty.
-        """
-        check_is_fitted(self)
-        levels = self._levels(confidence_level, {})
+    def _intervals(self, X: Any, levels: FloatArray) -> FloatArray:  # type: ignore[override]
         objects = self._objects(X)
         found = self._calibrated.intervals(objects, self._places(X), np.atleast_1d(levels))
         return found if levels.ndim else found[:, :, 0]
