@@ -72,7 +72,6 @@ class ConformityScore(ABC):
 
 
 @savable
-@dataclass(frozen=True)
 class LogLoss(ConformityScore):
     """−log π_y.
 
@@ -91,7 +90,6 @@ class LogLoss(ConformityScore):
 
 
 @savable
-@dataclass(frozen=True)
 class LAC(ConformityScore):
     """1 − π_y."""
 
@@ -104,7 +102,6 @@ class LAC(ConformityScore):
 
 
 @savable
-@dataclass(frozen=True)
 class Margin(ConformityScore):
     """The largest probability among the other labels less the label's own."""
 

@@ -25,7 +25,7 @@ from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.models.distances import blocks
 from fullconformal.models.objects import joined, take
 from fullconformal.runtime.tasks import Progress, Work, nobody, onwards
-from fullconformal.storage import StorageError, check_fields, hints_of, parameters, require, savable
+from fullconformal.storage import StorageError, budget, check_fields, hints_of, parameters, require, savable
 
 CPU = torch.device("cpu")
 # Units of rounding, relative, by which two losses may differ and be tied: 2·32(1 + r) for logits that range over r ≤ 63.
@@ -203,12 +203,13 @@ class FittedModel(ABC):
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same from what was saved, or a StorageError."""
         check_fields(cls, state, hints_of(cls.__init__))
-        return cls(**cls.checked(state))
+        cls.check_state(state)
+        # How much memory may be taken is not the file's to say.
+        return cls(**state | ({"memory": budget(state["memory"])} if "memory" in state else {}))
 
-    @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
-        """What it is made of, from a file and of the annotated types; an error where the parts do not go together."""
-        return state
+    @classmethod  # noqa: B027
+    def check_state(cls, state: dict[str, Any]) -> None:
+        """Raise where parts from a file, all of the annotated types, do not go together."""
 
     def holds(self, X: Any) -> bool:
         """Whether objects X are the first training points, up to rounding; True where these were not kept."""

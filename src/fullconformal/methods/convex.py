@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -204,7 +204,6 @@ def fit_convex(kind: type[Convex], model: Any, bag: Bag, config: Config) -> Conv
 
 
 @savable
-@dataclass(frozen=True)
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
 
@@ -215,7 +214,6 @@ class Symmetric(Method):
 
 
 @savable
-@dataclass(frozen=True)
 class Exact(Method):
     """Full CP itself for convex models."""
 

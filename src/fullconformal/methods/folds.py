@@ -179,7 +179,7 @@ class FittedFolds(ByFolds, Fitted):
         return np.broadcast_to(self._updated(X), (*tau.shape, self.n)), tau
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         trained, alpha, labels, steps = (state[name] for name in ("trained", "alpha", "labels", "steps"))
         require(alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
         trained.verify(len(labels), state["n_classes"])
@@ -188,7 +188,6 @@ class FittedFolds(ByFolds, Fitted):
             size = int((trained.fold[0] == k).sum())
             whole = step is None or (isinstance(step, Step) and step.solved.shape == (size, step.problem.p))
             require(whole and (step is None or bool(step.solved.isfinite().all())), "steps")
-        return state
 
 
 def cv_parts(cv: Any, n_folds: int, X: Any, y: Any, seed: int) -> list[Part]:

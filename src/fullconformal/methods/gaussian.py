@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ class FittedGaussian(Fitted):
         return counted(ask, len(X), self.n_classes, row, self.weight(query), query.progress)
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         bag = state["bag"]
         require(bag.X.ndim == 2 and bag.y.shape == bag.X.shape[:1] and bool(np.isfinite(bag.X).all()), "points")
         require(bag.priors is None or bag.priors.shape == (bag.n_classes,), "priors")
@@ -75,11 +74,9 @@ class FittedGaussian(Fitted):
         require(widest[1] ** 2 <= most, "number of columns")
         # Labels are looked at before NumPy counts them: it makes room up to the largest, and writes outside of it at the largest there is.
         require(n >= C and bool(((bag.y >= 0) & (bag.y < C)).all()) and bool((bag.sizes > 0).all()), "labels")
-        return state
 
 
 @savable
-@dataclass(frozen=True)
 class Gaussian(Method):
     """Full CP itself for LDA and Gaussian naive Bayes, by updates of counts, means and scatter; no refits."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Self
 
@@ -113,7 +113,6 @@ class FittedInfluence(FittedProblem):
 
 
 @savable
-@dataclass(frozen=True)
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
 

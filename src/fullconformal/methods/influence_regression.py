@@ -8,7 +8,6 @@ Correia, Nalisnick and Louizos, "Approximating full conformal prediction for neu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from fullconformal.methods.regression import (
 from fullconformal.models.adapters import adapt, check_objective
 from fullconformal.models.requirements import to_tensor
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import budget, printable, require, savable
+from fullconformal.storage import printable, require, savable
 
 
 @savable
@@ -126,15 +125,13 @@ class FittedTangent(FittedLines):
         return out
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         check_points(state["bag"])
         require(state["problem"].n == len(state["bag"].y) and state["problem"].n_classes == 1, "points")
         printable(state["curvature"])
-        return state | {"memory": budget(state["memory"])}
 
 
 @savable
-@dataclass(frozen=True)
 class TangentRegression(RegressionMethod):
     """ACP-GN: full CP of a network's tangent, for modules of one output, skorch nets and MLPRegressor."""
 

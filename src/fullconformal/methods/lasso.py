@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,14 +81,13 @@ class FittedLasso(FittedRegression):
         return Figures(self.n, np.nan, np.nan, {"columns with a weight": f"{active} of {len(self.fit.weight)}"})
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         bag, fit = state["bag"], state["fit"]
         check_points(bag)
         n, d = bag.X.shape
         require(fit.X.shape == (n, d) and fit.y.shape == (n,) and fit.weight.shape == (d,) == fit.mean.shape, "fit")
         # Its steps take matrices (d, d), which few points do not bear out.
         require(d * d <= LIMITS.activations(n * d), "number of columns")
-        return state
 
 
 def beyond(t: FloatArray) -> Stop:
@@ -130,7 +128,6 @@ def pieces(
 
 
 @savable
-@dataclass(frozen=True)
 class LassoRegression(RegressionMethod):
     """Full CP itself for Lasso and ElasticNet, by following the fit over all values of the candidate."""
 

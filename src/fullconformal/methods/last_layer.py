@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
 from fullconformal.runtime.tasks import nobody
-from fullconformal.storage import budget, require, savable
+from fullconformal.storage import require, savable
 
 
 @savable
@@ -95,7 +95,7 @@ class FittedLastLayer(Fitted):
         return self.diagnostics.warnings
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         head, bag = state["head"], state["bag"]
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
         # Kernels on GPUs read as many numbers of each as there are points.
@@ -104,7 +104,6 @@ class FittedLastLayer(Fitted):
         order = bag.order.sort().values
         require(torch.equal(order, torch.arange(bag.n, device=order.device)), "order of the training points")
         require(bool(((bag.y >= 0) & (bag.y < head.layer.out_features)).all()), "labels")
-        return state | {"memory": budget(state["memory"])}
 
 
 @savable
@@ -144,7 +143,6 @@ class FittedOnFeatures(Fitted):
 
 
 @savable
-@dataclass(frozen=True)
 class LastLayer(Method):
     """Influence of the last layer of a network alone.
 

@@ -386,7 +386,6 @@ class FittedNeighbors(Fitted):
 
 
 @savable
-@dataclass(frozen=True)
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
 

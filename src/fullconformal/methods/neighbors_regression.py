@@ -136,7 +136,6 @@ def rounding(X: FloatArray) -> float:
 
 
 @savable
-@dataclass(frozen=True)
 class NeighborsRegression(RegressionMethod):
     """Full CP itself for k-NN regression."""
 

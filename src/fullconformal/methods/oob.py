@@ -245,15 +245,13 @@ class FittedOutOfBag(Fitted):
         return pvalues.rank_weights(self.alpha, self.candidate_scores(X), tie, self.weight(query))
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         state["forest"].verify(CLASSIFIERS)
         alpha, labels = state["alpha"], state["labels"]
         require(alpha.ndim == 1 and alpha.shape == labels.shape and bool(np.isfinite(alpha).all()), "scores")
-        return state
 
 
 @savable
-@dataclass(frozen=True)
 class OutOfBag(Method):
     """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""
 

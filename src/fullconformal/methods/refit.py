@@ -338,7 +338,6 @@ class FittedRefit(NeverSaved, Fitted):
 
 
 @savable
-@dataclass(frozen=True)
 class Refit(Method):
     """Full CP itself for any classifier, by honest refits."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -103,9 +103,8 @@ class FittedRidge(FittedLines):
         ]
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         check_fit(state["fit"], state["bag"])
-        return state
 
 
 def check_fit(fit: Ridge, bag: Values) -> None:
@@ -150,12 +149,11 @@ class FittedKernel(FittedLines):
         return Figures(self.n, float(leverage.sum()), float(leverage.max()), {"noise": f"{noise:.4g}"})
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         fit, n = state["fit"], len(state["bag"].y)
         check_points(state["bag"])
         require(fit.factor.shape == (n, n) and fit.diagonal.shape == fit.dual.shape == (n,), "fit")
         require(np.ndim(state["model"].alpha) == 0, "alpha")
-        return state
 
 
 def kernel(model: Any, X: FloatArray, Y: FloatArray) -> FloatArray:
@@ -217,11 +215,10 @@ class FittedRidgeCV(FittedRegression):
         return FittedRidge(self.bag, self.chosen).figures
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         require(0 < len(state["fits"]) <= 2**10, "number of penalties")
         for fit in state["fits"]:
             check_fit(fit, state["bag"])
-        return state
 
 
 def squares(lines: Lines) -> tuple[float, float, float]:
@@ -256,7 +253,6 @@ def lowest(parabolas: list[tuple[float, float, float]]) -> tuple[list[tuple[floa
 
 
 @savable
-@dataclass(frozen=True)
 class RidgeRegression(RegressionMethod):
     """Full CP itself for linear and kernel ridge regressions, from one factorisation."""
 

@@ -69,10 +69,9 @@ class FittedUnseen(FittedRegression):
             yield Distribution.of(f[at, None] + self.residual)
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         residual = state["residual"]
         require(residual.ndim == 1 and bool(np.isfinite(residual).all()), "residuals")
-        return state
 
 
 @savable
@@ -100,9 +99,9 @@ class FittedFoldsRegression(ByFolds, FittedUnseen):
         return Figures(self.n, np.nan, np.nan, facts)
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         state["trained"].verify(len(state["residual"]), 1)
-        return super().checked(state)
+        super().check_state(state)
 
 
 @savable
@@ -140,10 +139,10 @@ class FittedForest(FittedUnseen):
         return [f"{self.forest.few}, and none to score {none:.0%} of them: grow more trees (n_estimators=100)"]
 
     @classmethod
-    def checked(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def check_state(cls, state: dict[str, Any]) -> None:
         state["forest"].verify(REGRESSORS)
         require(bool(np.isfinite(state["mean"])), "forest")
-        return super().checked(state)
+        super().check_state(state)
 
 
 @savable
@@ -177,7 +176,6 @@ class FoldsRegression(RegressionMethod):
 
 
 @savable
-@dataclass(frozen=True)
 class OutOfBagRegression(RegressionMethod):
     """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""
 
