@@ -81,13 +81,14 @@ def compare(
     True
     """
     at = np.unique(check_levels(levels))
+    _check_lengths(X, y, X_test, y_test)
     if _of_regressors(methods, estimator):
         regressors = default_regressors(estimator, random_state) if methods is None else _named(methods, estimator)
-        truth = _check_numbers(X, y, X_test, y_test)
+        _, truth = targets_of(y), targets_of(y_test)
         intervals = IntervalComparison(methods=list(regressors), levels=at, y=truth)
         _measure_all(intervals, regressors, (X, y), X_test, bool(verbose), _run_regressor)
         return intervals
-    truth, classes = _check_labels(X, y, X_test, y_test)
+    truth, classes = _check_labels(y, y_test)
     inputs = int(np.prod(np.shape(X)[1:])) + 1
     seconds = symmetric_seconds(len(truth), _num_samples(X), inputs, len(classes))
     named = default_methods(estimator, random_state, seconds) if methods is None else _named(methods, estimator)
@@ -156,13 +157,6 @@ def _of_regressors(methods: Any, estimator: Any) -> bool:
         return isinstance(estimator, BaseEstimator) and bool(is_regressor(estimator))
     given = list(methods.values()) if isinstance(methods, Mapping) else methods
     return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], ConformalRegressor)
-
-
-def _check_numbers(X: Any, y: Any, X_test: Any, y_test: Any) -> FloatArray:
-    """True numbers (m,) of the test objects, checked before anything is fitted."""
-    _check_lengths(X, y, X_test, y_test)
-    targets_of(y)
-    return np.asarray(targets_of(y_test), dtype=np.float64)
 
 
 def _run_regressor(out: IntervalComparison, name: str, method: Any, X_test: Any) -> float:
@@ -236,9 +230,8 @@ def _named(methods: Any, estimator: Any) -> dict[str, Any]:
     return named
 
 
-def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _check_labels(y: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """True labels (m,) of the test objects and the classes (C,), checked before anything is fitted."""
-    _check_lengths(X, y, X_test, y_test)
     classes = np.unique(column_or_1d(labels_of(y)))
     truth = column_or_1d(labels_of(y_test))
     # Some may be of classes that y lacks, and count as missed.

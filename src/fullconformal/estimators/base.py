@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils import get_tags
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
@@ -78,6 +79,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
     feature_names_in_: Array
     categories: Any
+    #: turns y (n,) as given into what the predictor learns from; an error says what is wrong with it
+    _targets: ClassVar[staticmethod[[Any], Any]]
     #: those of the training points; None where all are compared with all
     _categories: Categories | None = None
 
@@ -193,11 +196,6 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         """Transformers, None where there are none, and the model behind them."""
         return split_pipeline(self.estimator)
 
-    @staticmethod
-    @abstractmethod
-    def _targets(y: Any) -> Any:
-        """y (n,) as given, turned into what the predictor learns from; an error says what is wrong with it."""
-
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
         X, y = (inputs.array(part) if isinstance(part, Tensor) else part for part in (X, y))
@@ -212,7 +210,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
             X = inputs.dense(X, getattr(self, "memory_budget", 4.0)) if issparse(X) else X
             module = isinstance(final, nn.Module) or is_skorch(final)
             # scikit-learn's wording asks for two dimensions; modules may take images.
-            missing = "allow-nan" if inputs.takes_missing(final) else True
+            known = isinstance(final, BaseEstimator) and get_tags(final).input_tags.allow_nan
+            missing = "allow-nan" if known else True
             out = inputs.validated(
                 self, X, y, reset=reset, ensure_2d=not module, allow_nd=module, ensure_all_finite=missing
             )
@@ -236,9 +235,7 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
     #: places among classes_ of those that the models know; None where they know all
     _known: npt.NDArray[np.int64] | None = None
 
-    @staticmethod
-    def _targets(y: Any) -> Any:
-        return inputs.labels(y)
+    _targets = staticmethod(inputs.labels)
 
     def _declare(self, found: Array, classes: Any, has_outputs: bool) -> tuple[Array, npt.NDArray[np.int64]]:
         """Set ``classes_`` to those found in y (k,) and those declared; which of them models are told of, and where y's are among these.

@@ -32,9 +32,7 @@ from fullconformal.storage import require
 class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
     """Base of the regressors: whoever gives `predict` and `predict_steps` gets the rest."""
 
-    @staticmethod
-    def _targets(y: Any) -> Any:
-        return inputs.targets(y)
+    _targets = staticmethod(inputs.targets)
 
     @abstractmethod
     def predict(self, X: Any) -> FloatArray:

@@ -52,13 +52,6 @@ def check_memory(n: int, d: int, K: int, memory: int) -> None:
         )
 
 
-def check_bag(model: Any, bag: Bag, config: Config) -> None:
-    """The same before anything is allocated, where the columns are known, at least: no more are used than there are points."""
-    if config.head is None and bag.X.ndim == 2 and not isinstance(model, nn.Module):
-        n, d = bag.X.shape
-        check_memory(n, min(n, d), bag.n_classes - 1, config.memory)
-
-
 @savable
 class FittedSymmetric(FittedProblem):
     """Every point of Z ∪ {ẑ} scored by the same function of the fit on Z ∪ {ẑ}: exactly valid."""
@@ -184,7 +177,9 @@ Convex = TypeVar("Convex", bound=FittedSymmetric)
 
 def fit_convex(kind: type[Convex], model: Any, bag: Bag, config: Config) -> Convex:
     """A convex model fitted to the bag; a warning where it came fitted to something else, as what it had learned is then of no use."""
-    check_bag(model, bag, config)
+    if config.head is None and bag.X.ndim == 2 and not isinstance(model, nn.Module):
+        # Before anything is allocated, where the columns are known, at least: no more are used than there are points.
+        check_memory(len(bag.y), min(bag.X.shape), bag.n_classes - 1, config.memory)
     problem = fit_problem(model, bag, config, linear_fit=False)
     given = problem_log_proba(problem, problem.X) if config.prefit and config.head is None else None
     fitted = kind.of(problem, config.memory)

@@ -90,14 +90,14 @@ class FittedTangent(FittedLines):
         signs, share = np.where(self.residual < 0, -1.0, 1.0), np.where(wrong, 1.0, 1 - self.leverage)
         for at in blocks(X, self.n, query.progress, many=True):
             own = self._half(self._inputs(X[at]))
-            rows = [own @ self._training(part).T for part in self._portions()]
+            halves = (
+                (self._half(self.problem.X[part]) for part in self._portions()) if self.half is None else [self.half]
+            )
+            rows = [own @ half.T for half in halves]
             pairs = torch.cat(rows, 1).double().cpu().numpy() * signs
             h = (own.double() ** 2).sum(1).cpu().numpy()
             free = np.zeros(len(h), dtype=bool)
             yield at, lines_of(size, signs, share, pairs, h, self.predict(X[at]), query.q, rounding, free)
-
-    def _training(self, at: slice) -> Tensor:
-        return self._half(self.problem.X[at]) if self.half is None else self.half[at]
 
     @property
     def figures(self) -> Figures:
