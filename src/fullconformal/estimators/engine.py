@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from fullconformal.estimators.base import Conformal
 from fullconformal.estimators.categories import tied_at_the_top
 from fullconformal.losses import Loss
 from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.fitting import fit_steps
+from fullconformal.methods.select import check_wait
 from fullconformal.methods.transformed import BehindTransformers
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import transform
 from fullconformal.models.transformers import is_fixed, learn_from_labels
-from fullconformal.runtime.tasks import Work, say_nothing
+from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, printable
 
 # Parameters that a method is told of as they are, of the estimators that have them.
@@ -50,10 +53,24 @@ class FullConformal(Conformal):
         """Who does the work."""
         return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
 
-    def _refits_transformers(self, fitted: Any) -> bool:
-        """Whether a fit that keeps its promise without transformers needs them in the bag to keep it."""
+    def _fit_method(
+        self, method: Any, transformers: Any, bag: Any, y: Any, config: Config, in_bag: type[BehindTransformers], reason: str
+    ) -> None:  # fmt: skip
+        """Fit transformers to the objects of a bag as they were given, and to y (n,), and a method to what they make of the objects.
+
+        Where the method keeps its promise without transformers and these learn, it is put behind them, by the class `in_bag`.
+        """
+        self.transformer_, inputs = fit_steps(transformers, bag.X, y, config)
+        if self.method == "auto":
+            check_wait(method, config, inputs, bag.n_classes)
+        with progress_bar("training", self.verbose) as progress:
+            fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
-        return learns and fitted.guarantee.is_exact and self.transformers == "bag"
+        if learns and fitted.guarantee.is_exact and self.transformers == "bag" and getattr(self, "head", None) is None:
+            fitted = in_bag.of(fitted, method, config, self.transformer_, bag)
+        self._fitted, self.n_samples_fit_, self.method_, self.method_reason_ = fitted, fitted.n, fitted.method, reason
+        # Of a stream the objects are not kept.
+        self._input_shape = getattr(fitted, "input_shape", ()) or shape_of(inputs)
 
     @property
     def _caveat(self) -> str:

@@ -26,11 +26,10 @@ from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
 from fullconformal.methods.base import FloatArray, Values
-from fullconformal.methods.fitting import L2_LINEAR, fit_steps
+from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
-from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import check_module, split_pipeline
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
@@ -179,16 +178,8 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         if method.takes_pipeline:
             model, transformers = self.estimator if whole else without_target(self.estimator), None
             method = replace(method, model=model)
-        self.transformer_, inputs = fit_steps(transformers, X, y if whole else None, config)
-        bag = Values(X, self._target.forward(y), groups, weights)
-        with progress_bar("training", self.verbose) as progress:
-            seen = inputs if method.takes_pipeline else np.asarray(inputs)
-            fitted = method.fit(replace(bag, X=seen), replace(config, progress=progress))
-        if self._refits_transformers(fitted):
-            fitted = FittedRegressionInBag.of(fitted, method, config, self.transformer_, bag)
-        self._fitted = fitted
-        self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
-        self.method_, self.method_reason_ = self._fitted.method, selection.reason
+        bag, learns = Values(X, self._target.forward(y), groups, weights), y if whole else None
+        self._fit_method(method, transformers, bag, learns, config, FittedRegressionInBag, selection.reason)
         self._warn(stacklevel=4)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
