@@ -96,20 +96,18 @@ class Steps:
 
     def _nested(self) -> npt.NDArray[np.bool_]:
         """Whether (m,) all pieces that hold a number hold a common one: sets then are intervals between two order statistics."""
-        innermost = self.lower.max(axis=1, initial=-np.inf)
-        if np.isinf(innermost).any():
-            innermost = np.where(self.lower < np.inf, self.lower, -np.inf).max(axis=1, initial=-np.inf)
+        innermost = np.where(self.lower < np.inf, self.lower, -np.inf).max(axis=1, initial=-np.inf)
         return np.asarray(innermost <= self.upper.min(axis=1, initial=np.inf))
 
     def _by_rank(self, rows: npt.NDArray[np.bool_], epsilons: FloatArray) -> FloatArray:
         """Intervals (r, 2, L) of the objects among `rows`, whose pieces are nested and weigh one each: ends by their rank."""
         out = np.full((int(rows.sum()), 2, len(epsilons)), np.nan)
-        chosen: Any = slice(None) if rows.all() else rows
-        lower, upper, total = self.lower[chosen], self.upper[chosen], self.total[chosen]
-        held = np.full(len(lower), lower.shape[1])
-        if np.isinf(lower.max(initial=-np.inf)):
-            held, upper = (lower < np.inf).sum(axis=1), np.where(lower < np.inf, upper, -np.inf)
-        lower, upper = np.sort(lower, axis=1), np.sort(upper, axis=1)
+        lower, upper, total = self.lower[rows], self.upper[rows], self.total[rows]
+        # Pieces that hold no number are put last, on both sides.
+        upper[lower == np.inf] = -np.inf
+        held = (lower < np.inf).sum(axis=1)
+        lower.sort(axis=1)
+        upper.sort(axis=1)
         for k, epsilon in enumerate(epsilons.tolist()):
             count = needed(total, epsilon)
             # No piece is needed where a candidate alone is enough, and none is enough where there are too few.
