@@ -80,7 +80,7 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     feature_names_in_: Array
     categories: Any
     #: turns y (n,) as given into what the predictor learns from; an error says what is wrong with it
-    _targets: ClassVar[staticmethod[[Any], Any]]
+    _targets = staticmethod(inputs.labels)
     #: those of the training points; None where all are compared with all
     _categories: Categories | None = None
 
@@ -234,8 +234,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
     class_conditional: bool
     #: places among classes_ of those that the models know; None where they know all
     _known: npt.NDArray[np.int64] | None = None
-
-    _targets = staticmethod(inputs.labels)
 
     def _declare(self, found: Array, classes: Any, has_outputs: bool) -> tuple[Array, npt.NDArray[np.int64]]:
         """Set ``classes_`` to those found in y (k,) and those declared; which of them models are told of, and where y's are among these.
