@@ -13,7 +13,7 @@ from sklearn.utils.validation import _num_samples
 
 from fullconformal.conformity import Band, FloatArray
 from fullconformal.intervals import Steps, needed
-from fullconformal.methods.base import Config, IntArray
+from fullconformal.methods.base import Config, IntArray, Values
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import predictions
 from fullconformal.methods.parts import Part, fit_each
@@ -43,35 +43,29 @@ class PointBands:
 
 @dataclass(frozen=True)
 class RegressionFit:
-    """A fit on parts of the data: the regressor, objects X (n, ...), numbers y (n,), how models are trained, random numbers."""
+    """A fit on parts of the data: the regressor, the bag, how models are trained, random numbers."""
 
     estimator: Any
-    X: Any
-    y: FloatArray
+    bag: Values
     config: Config
     rng: np.random.RandomState
     verbose: int | None
-    weights: FloatArray | None = None
 
     def fit_to(self, train: IntArray, estimator: Any = None, y: FloatArray | None = None) -> Any:
         """The regressor, or another one, fitted to the points `train` and their values, or other values (n,)."""
         estimator = self.estimator if estimator is None else estimator
-        # Those of other values, as errors, have no weights.
-        weights = None if self.weights is None or y is not None else self.weights[train]
-        model, y = Ridge() if estimator is None else estimator, self.y if y is None else y
-        return fit_foreign(model, self.at(train), y[train], self.config.seed, weights)
-
-    def at(self, points: IntArray) -> Any:
-        """Some of the objects."""
-        return take(self.X, points)
+        # Other values, as errors, have no weights.
+        some = (self.bag if y is None else Values(self.bag.X, y)).part(train)
+        return fit_foreign(Ridge() if estimator is None else estimator, some.X, some.y, self.config.seed, some.weights)
 
     def folds(self, parts: Sequence[Part]) -> tuple[PointBands, FloatArray, IntArray]:
         """A model for each part, the score (n,) of each point by the model that has not seen it, and which model that is (n,)."""
-        score, which = np.empty(len(self.y)), np.empty(len(self.y), dtype=np.int64)
+        score, which = np.empty(len(self.bag.y)), np.empty(len(self.bag.y), dtype=np.int64)
         with progress_bar("training", self.verbose) as progress:
             models = list(fit_each(self._fit_part, parts, self.config, progress))
         for k, (model, (_, rest)) in enumerate(zip(models, parts, strict=True)):
-            score[rest] = PointBands([model])(self.at(rest)).scores(self.y[rest])[:, 0]
+            some = self.bag.part(rest)
+            score[rest] = PointBands([model])(some.X).scores(some.y)[:, 0]
             which[rest] = k
         return PointBands(models), score, which
 

@@ -112,8 +112,8 @@ class CVPlusRegressor(PlusRegressor):
         check_cv(self)
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
-        parts = cv_parts(self.cv, self.n_folds, fit.X, fit.y, fit.config.seed)
-        return CalibratedBands(*fit.folds(parts), self._rule()), np.arange(len(fit.y))
+        parts = cv_parts(self.cv, self.n_folds, fit.bag.X, fit.bag.y, fit.config.seed)
+        return CalibratedBands(*fit.folds(parts), self._rule()), np.arange(len(fit.bag.y))
 
 
 @savable
@@ -165,13 +165,13 @@ class JackknifePlusRegressor(PlusRegressor):
         return (EXACT if self._calibrated.rule == "minmax" else TWICE).because("each point has a model of its own")
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
-        every = np.arange(len(fit.y))
-        if is_ridge(fit.estimator) and fit.weights is None:
+        every = np.arange(len(fit.bag.y))
+        if is_ridge(fit.estimator) and fit.bag.weights is None:
             self.n_fits_ = 1
-            bands = LeaveOneOutRidge.fit(fit.estimator, fit.X, fit.y)
+            bands = LeaveOneOutRidge.fit(fit.estimator, fit.bag.X, fit.bag.y)
             return CalibratedBands(bands, np.abs(bands.residual), every, self._rule()), every
         self.n_fits_ = len(every)
-        return CalibratedBands(*fit.folds(list(LeaveOneOut().split(fit.X))), self._rule()), every
+        return CalibratedBands(*fit.folds(list(LeaveOneOut().split(fit.bag.X))), self._rule()), every
 
 
 def is_ridge(estimator: Any) -> bool:

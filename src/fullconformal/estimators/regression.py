@@ -23,7 +23,7 @@ from fullconformal.estimators.categories import Categories, cell_sizes, warn_unr
 from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
-from fullconformal.methods.base import Config, ConformalWarning, FloatArray, IntArray
+from fullconformal.methods.base import Config, ConformalWarning, FloatArray, IntArray, Values
 from fullconformal.runtime.files import check_writable
 from fullconformal.runtime.tasks import Work
 from fullconformal.storage import require
@@ -261,8 +261,8 @@ class HeldOutRegressor(ConformalRegressor):
         self.n_samples_fit_, self._sample = len(y), inputs.first_rows(X)
         rng = check_random_state(self.random_state)
         config = Config(seed=int(rng.randint(2**31)), work=Work(getattr(self, "n_jobs", None)))
-        weights = check_sample_weight(self, sample_weight, X)
-        fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose, weights)
+        bag = Values(X, y.astype(np.float64), weights=check_sample_weight(self, sample_weight, X))
+        fit = RegressionFit(self.estimator, bag, config, rng, self.verbose)
         found, scored = self._calibrate(fit)
         kept = self._categories
         self._calibrated = found if kept is None else replace(found, category=kept.points[scored])
