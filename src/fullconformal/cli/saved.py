@@ -163,17 +163,6 @@ def objects_of(frame: pd.DataFrame, clf: Any, schema: Schema, notes: dict[str, A
 # What it says of a table -----------------------------------------------------------------------------------------------
 
 
-def as_columns(
-    classes: Any, point: Any, p: np.ndarray, sets: np.ndarray, levels: list[float], lists: bool
-) -> dict[str, Any]:
-    """The columns to write: point predictions, sets (m, C, L) as lists or joined by |, p-values (m, C)."""
-    columns = {"prediction": point}
-    for k, level in enumerate(levels):
-        labels = as_labels(sets[:, :, k], classes)
-        columns[f"set_{level:g}"] = [row.tolist() if lists else "|".join(map(str, row)) for row in labels]
-    return columns | {f"p_{label}": p[:, c] for c, label in enumerate(classes)}
-
-
 def predicted(
     clf: Any,
     X: Any,
@@ -184,7 +173,7 @@ def predicted(
     lists: bool,
     printer: Printer,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The columns to write, sets and p-values, and the facts to print."""
+    """The columns to write, point predictions, sets as lists or joined by |, and p-values; and the facts to print."""
     joined = [str(label) for label in clf.classes_ if "|" in str(label)]
     if joined and not lists:
         printer.note(
@@ -192,10 +181,14 @@ def predicted(
         )
     # Warns if there are too few training points for a level, which the p-values of all rows do not.
     clf.warn_unreachable(np.asarray(levels))
-    p, point = clf.predict_epsilon(X), clf.predict(X)
+    p = clf.predict_epsilon(X)
     proba = clf.predict_proba(X) if never_empty else None
     sets = prediction_sets(p, levels, allow_empty=not never_empty, proba=proba)
-    columns = as_columns(clf.classes_, point, p, sets, levels, lists)
+    columns = {"prediction": clf.predict(X)}
+    for k, level in enumerate(levels):
+        labels = as_labels(sets[:, :, k], clf.classes_)
+        columns[f"set_{level:g}"] = [row.tolist() if lists else "|".join(map(str, row)) for row in labels]
+    columns |= {f"p_{label}": p[:, c] for c, label in enumerate(clf.classes_)}
     return columns, measure(sets, levels, *true_labels(frame, target, clf.classes_, printer))
 
 

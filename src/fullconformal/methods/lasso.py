@@ -16,6 +16,7 @@ from fullconformal.linear.lasso import Lasso, Segment, Stop
 from fullconformal.linear.ridge import ALONE
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import (
+    EPS,
     FittedRegression,
     RegressionMethod,
     RegressionQuery,
@@ -23,8 +24,6 @@ from fullconformal.methods.regression import (
     just_below,
 )
 from fullconformal.storage import LIMITS, require, savable
-
-EPS = float(np.finfo(np.float64).eps)
 
 
 @savable

@@ -19,12 +19,17 @@ from sklearn.neighbors import KNeighborsRegressor
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
 from fullconformal.methods.base import Config, FloatArray, Values
-from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks, check_points
+from fullconformal.methods.regression import (
+    EPS,
+    FittedRegression,
+    RegressionMethod,
+    RegressionQuery,
+    blocks,
+    check_points,
+)
 from fullconformal.models.distances import order_of
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
-
-EPS = float(np.finfo(np.float64).eps)
 
 
 @savable

@@ -18,6 +18,8 @@ from fullconformal.methods.base import AnyMethod, Config, FittedModel, FloatArra
 from fullconformal.runtime.tasks import Progress, nobody
 from fullconformal.storage import require
 
+EPS = float(np.finfo(np.float64).eps)
+
 
 @dataclass(frozen=True)
 class RegressionQuery:

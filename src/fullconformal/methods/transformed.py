@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, get_type_hints
@@ -239,23 +239,22 @@ class FittedInBag(BehindTransformers, Fitted):
     # Answers --------------------------------------------------------------------------------------------------------------
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        out = np.empty((2, _num_samples(X), self.n_classes))
-        for asked, one in self._queries(X, query):
-            asked.put(asked.fitted.counts(asked.objects, one), out)
-        return out[0], out[1]
+        return self._answers(X, query, lambda asked, one: asked.fitted.counts(asked.objects, one))
 
     def decide(self, X: Any, query: Query, levels: FloatArray) -> FloatArray:
-        out = np.empty((2, _num_samples(X), self.n_classes))
-        for asked, one in self._queries(X, query):
-            found = asked.fitted.decide(asked.objects, one, levels)
-            asked.put((found, found), out)
-        return np.asarray(out[0])
+        return self._answers(X, query, lambda asked, one: 2 * (asked.fitted.decide(asked.objects, one, levels),))[0]
 
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
+        weights = np.broadcast_to(own, (_num_samples(X), 1))
+        return self._answers(X, query, lambda asked, one: asked.fitted.bounds(asked.objects, one, weights[asked.rows]))
+
+    def _answers(
+        self, X: Any, query: Query, ask: Callable[[Asked, Query], tuple[FloatArray, FloatArray]]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Two arrays (m, C), of what each fit answers about its objects."""
         out = np.empty((2, _num_samples(X), self.n_classes))
         for asked, one in self._queries(X, query):
-            weight = own if np.ndim(own) == 0 else own[asked.rows]
-            asked.put(asked.fitted.bounds(asked.objects, one, weight), out)
+            asked.put(ask(asked, one), out)
         return out[0], out[1]
 
     def _queries(self, X: Any, query: Query) -> Iterator[tuple[Asked, Query]]:

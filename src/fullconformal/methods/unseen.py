@@ -24,10 +24,8 @@ from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.folds import ByFolds, check_trainings, train_folds
 from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
 from fullconformal.methods.parts import FoldModels
-from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks
+from fullconformal.methods.regression import EPS, FittedRegression, RegressionMethod, RegressionQuery, blocks
 from fullconformal.storage import require, savable
-
-EPS = float(np.finfo(np.float64).eps)
 
 
 class FittedUnseen(FittedRegression):
