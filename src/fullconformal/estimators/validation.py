@@ -181,16 +181,12 @@ def check_full(clf: Any) -> None:
     if not isinstance(clf.loss, Loss):
         check_option("loss", clf.loss, tuple(LOSSES))
     final = split_pipeline(clf.estimator)[1]
-    if is_neighbors(final) and clf.method in ("influence", "symmetric"):
-        raise ValueError(
-            f"method={clf.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
-        )
     refits = clf.method == "exact" and hasattr(final, "predict_proba") and not is_convex(final, clf.head)
     if own_method or clf.method == "oob" or (clf.method == "auto" and is_forest(final)):
         check_instance(final)
         if clf.l2 is not None and is_forest(final):
             raise ValueError(f"l2={clf.l2!r} was given, but {type(final).__name__} has no penalty; leave it out.")
-    elif is_neighbors(final) or (is_gaussian(final) and clf.method == "auto") or refits:
+    elif (clf.method == "auto" and (is_neighbors(final) or is_gaussian(final))) or refits:
         if clf.prefit or clf.l2 is not None:
             raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")
     elif takes_folds(final, clf.method, clf, clf.scheme == "deleted"):

@@ -141,7 +141,9 @@ class KernelDensityClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         if not 0 < self.bandwidth < np.inf:
             raise ValueError(f"bandwidth is {self.bandwidth}; it must be positive and finite")
         X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
+        # Whole numbers are always labels; looking closer takes half a small fit, and warns of many.
+        if np.asarray(y).dtype.kind not in "biu":
+            check_classification_targets(y)
         self.X_: FloatArray = np.asarray(X)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
         return self
