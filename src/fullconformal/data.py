@@ -21,6 +21,7 @@ import numpy.typing as npt
 from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
+__all__ = ["Dataset", "download", "load_acsincome", "load_cifar10", "load_digits", "load_mnist", "make_synthetic"]
 Array = npt.NDArray[Any]
 
 # By name: bytes of the .gz, its published MD5, shape of the array.
