@@ -274,7 +274,7 @@ def made_up(m, sizes):
             "predict_seconds",
         ):
             records.append(Record(name, math.nan, metric, 0.0, math.nan))
-    return Comparison(list(sizes), np.array([0.9]), np.zeros(m), np.arange(2), records, {}, {}, {})
+    return Comparison(methods=list(sizes), levels=np.array([0.9]), y=np.zeros(m), classes=np.arange(2), records=records)
 
 
 @pytest.mark.parametrize(

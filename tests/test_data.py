@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from fullconformal import data
 from fullconformal.cli import main
-from fullconformal.data import loaders, publishers
 
 
 def idx(array):
@@ -26,7 +25,7 @@ def small_mnist(folder, n=7, m=3):
     rng = np.random.RandomState(0)
     (folder / "mnist").mkdir()
     expected, arrays = {}, {}
-    for name, (_, _, shape) in loaders.MNIST_FILES.items():
+    for name, (_, _, shape) in data.MNIST_FILES.items():
         shape = (n if name.startswith("train") else m, *shape[1:])
         arrays[name] = rng.randint(0, 10 if len(shape) == 1 else 256, shape).astype(np.uint8)
         content = gzip.compress(idx(arrays[name]))
@@ -39,7 +38,7 @@ def write_mnist(folder):
     """An uncompressed MNIST of full size: zeros, which take no room on most disks, but for the first image and label."""
     target = folder / "mnist"
     target.mkdir()
-    for name, (_, _, shape) in loaders.MNIST_FILES.items():
+    for name, (_, _, shape) in data.MNIST_FILES.items():
         with (target / name).open("wb") as file:
             file.write(bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + b"\x07")
             file.truncate(4 + 4 * len(shape) + int(np.prod(shape)))
@@ -51,7 +50,7 @@ def write_cifar(folder):
     target = folder / "cifar-10-batches-bin"
     target.mkdir()
     pixels = np.random.RandomState(0).randint(0, 256, (6, 3, 32, 32)).astype(np.uint8)
-    for k, name in enumerate(loaders.CIFAR_FILES):
+    for k, name in enumerate(data.CIFAR_FILES):
         with (target / name).open("wb") as file:
             file.seek(k * 3073)
             file.write(bytes([k + 1]) + pixels[k].tobytes())
@@ -65,7 +64,7 @@ def write_acs(folder, rows=40, packed=True, header=None):
     target.mkdir()
     rng = np.random.RandomState(0)
     table = np.column_stack([rng.randint(1, 90, (rows, 10)), rng.randint(0, 2, rows)])
-    text = ",".join(header or (*loaders.ACS_FEATURES, loaders.ACS_TARGET)) + "\n"
+    text = ",".join(header or (*data.ACS_FEATURES, data.ACS_TARGET)) + "\n"
     text += "".join(",".join(map(str, row)) + "\n" for row in table)
     path = target / ("ny_2018.csv" + ".gz" * packed)
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
@@ -85,7 +84,7 @@ def test_mnist_is_read_uncompressed(tmp_path, monkeypatch):
 def test_mnist_is_read_compressed(tmp_path):
     expected, arrays = small_mnist(tmp_path)
     for name, array in arrays.items():
-        np.testing.assert_array_equal(loaders.mnist_array(tmp_path, name, *expected[name]), array)
+        np.testing.assert_array_equal(data.mnist_array(tmp_path, name, *expected[name]), array)
 
 
 def test_files_may_lie_in_the_folder_itself(tmp_path):
@@ -219,14 +218,14 @@ def test_mnist_is_downloaded_and_checked(tmp_path):
     url, to, partial = (tmp_path / "mnist").as_uri() + "/", tmp_path / "to", tmp_path / "partial"
     to.mkdir()
     partial.mkdir()
-    publishers.fetch_mnist(url, partial, to, expected)
+    data.fetch_mnist(url, partial, to, expected)
     assert {path.name for path in to.iterdir()} == {f"{name}.gz" for name in expected} and not list(partial.iterdir())
     path = to / "t10k-labels-idx1-ubyte.gz"
     path.unlink()
     source = tmp_path / "mnist" / path.name
     source.write_bytes(source.read_bytes()[:-1])
     with pytest.raises(ValueError, match="corrupted: expected MD5"):
-        publishers.fetch_mnist(url, partial, to, expected)
+        data.fetch_mnist(url, partial, to, expected)
     # The files before it were checked and stay; the corrupted one does not.
     assert {path.name for path in to.iterdir()} == {f"{name}.gz" for name in expected} - {path.name}
     with pytest.raises(ValueError, match=r"train-images.*corrupted: expected MD5 f68b3c2dcbeaaa9fbdd348bbdeb94873"):
@@ -237,7 +236,7 @@ def test_mnist_is_downloaded_and_checked(tmp_path):
 def test_cifar_is_downloaded_as_an_archive(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
-    for k, name in enumerate(loaders.CIFAR_FILES):
+    for k, name in enumerate(data.CIFAR_FILES):
         (folder / name).write_bytes(bytes([k]) * 3073)
     archive = tmp_path / "cifar.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -247,14 +246,14 @@ def test_cifar_is_downloaded_as_an_archive(tmp_path):
         data.download("cifar10", tmp_path / "to", {"cifar10": archive.as_uri()})
     assert list(to.iterdir()) == []
     partial.mkdir()
-    publishers.fetch_cifar10(archive.as_uri(), partial, to, hashlib.md5(archive.read_bytes()).hexdigest())
-    for name in loaders.CIFAR_FILES:
+    data.fetch_cifar10(archive.as_uri(), partial, to, hashlib.md5(archive.read_bytes()).hexdigest())
+    for name in data.CIFAR_FILES:
         assert (to / name).read_bytes() == (folder / name).read_bytes()
 
 
 def write_people(path, rows):
     """The Census Bureau's person file, with the columns that are needed."""
-    header = ["SERIALNO", *loaders.ACS_FEATURES, "PINCP", "PWGTP"]
+    header = ["SERIALNO", *data.ACS_FEATURES, "PINCP", "PWGTP"]
     with zipfile.ZipFile(path, "w") as files:
         files.writestr("psam_p36.csv", "\n".join(",".join(map(str, row)) for row in [header, *rows]))
     return {"acsincome": path.as_uri()}
@@ -303,4 +302,4 @@ def test_read_bytes_of_a_gzip_file_with_another_content(tmp_path):
     path = tmp_path / "x.gz"
     path.write_bytes(io.BytesIO(b"not packed").getvalue())
     with pytest.raises(ValueError, match="not a complete gzip file"):
-        loaders.read_idx(path)
+        data.read_idx(path)

@@ -27,7 +27,7 @@ from fullconformal.conformity import LAC, RAPS, LogLoss
 from fullconformal.methods import parts
 from fullconformal.methods.audit import label_chances
 from fullconformal.methods.folds import Folds
-from fullconformal.models import cnn, mlp, stacked, train
+from fullconformal.models import cnn, mlp, train, training
 from fullconformal.runtime.hashing import contents, hashes
 from fullconformal.storage import StorageError
 
@@ -43,7 +43,7 @@ def points(n=60, m=8, d=4, n_classes=3, seed=0):
 
 def folds_of(clf, Xt):
     """Folds of the training points (n,) and of candidates (m,), of the first repeat."""
-    return clf._fitted.fold[0], clf._fitted.candidate_folds(Xt)[0]
+    return clf._fitted.fold[0], clf._fitted.trained.candidate_folds(Xt)[0]
 
 
 def by_classes(make, classes):
@@ -107,7 +107,7 @@ def test_an_object_has_the_same_p_values_in_any_batch():
         p = clf.predict_p(Xt)
         assert np.array_equal(p, np.vstack([clf.predict_p(x[None]) for x in Xt]))
         assert np.array_equal(p[::-1], clf.predict_p(Xt[::-1]))
-        assert len(np.unique(clf._fitted.candidate_folds(Xt))) == 4
+        assert len(np.unique(clf._fitted.trained.candidate_folds(Xt))) == 4
 
 
 def test_folds_are_drawn_independently_and_by_the_seed():
@@ -515,7 +515,7 @@ def test_networks_trained_together_end_where_they_would_alone(make, steps, sourc
     own = [torch.arange(130), torch.arange(99), torch.arange(29, 130), torch.randperm(130, generator=generator)[:60]]
     nets = [copy.deepcopy(net).double() for _ in own]
     ridge = {name: 0.05 for name, q in nets[0].named_parameters() if q.requires_grad and "weight" in name}
-    stacked.train_together(nets, X, y[None], own, ridge, max_epochs=7, max_iter=steps, seed=5)
+    training.train_together(nets, X, y[None], own, ridge, max_epochs=7, max_iter=steps, seed=5)
     for k, (found, at) in enumerate(zip(nets, own, strict=True)):
         alone = copy.deepcopy(net).double()
         penalty = {name: len(at) * value for name, value in ridge.items()}
@@ -527,7 +527,7 @@ def test_networks_trained_together_end_where_they_would_alone(make, steps, sourc
 
 def test_networks_that_cannot_be_stacked_are_known():
     cpu = torch.device("cpu")
-    assert stacked.is_stackable(mlp(5, (6,), 3), 10, 100, cpu)
+    assert training.is_stackable(mlp(5, (6,), 3), 10, 100, cpu)
     hooked = mlp(5, (6,), 3)
     hooked[0].register_forward_hook(lambda *_: None)
     layer = nn.Linear(4, 4)
@@ -538,8 +538,8 @@ def test_networks_that_cannot_be_stacked_are_known():
         nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
         mlp(900, (900,), 3),
     ):
-        assert not stacked.is_stackable(odd, 10, 100, cpu)
-    assert not stacked.is_stackable(mlp(5, (6,), 3), 10, 2**22, cpu)
+        assert not training.is_stackable(odd, 10, 100, cpu)
+    assert not training.is_stackable(mlp(5, (6,), 3), 10, 2**22, cpu)
 
 
 def test_networks_of_folds_are_those_trained_one_by_one(monkeypatch):

@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import math
 import os
 import pickle
 import resource
@@ -82,11 +83,16 @@ from fullconformal.models.gaussian import Discriminant
 from fullconformal.models.networks import Backbone
 from fullconformal.runtime.files import finished_or_nothing, one_line
 from fullconformal.storage import LIMITS, foreign
-from fullconformal.storage.modules import activations, check_activations
+from fullconformal.storage.modules import check_activations, walk
 from fullconformal.storage.trees import pack_tree, unpack_tree
 from fullconformal.storage.values import Packer, Unpacker
 
 pytestmark = pytest.mark.filterwarnings("ignore::fullconformal.ConformalWarning")
+
+
+def activations(module, shape):
+    """How many numbers each of the known layers makes of one object of a shape."""
+    return [math.prod(after) for _, _, after in walk(module, shape)]
 
 
 def points(n=40, d=3):

@@ -11,7 +11,7 @@ from benchmarks import house
 
 SRC = Path(__file__).parents[1] / "src" / "fullconformal"
 
-ARRAYS = ["pvalues", "sets", "intervals", "bands", "metrics", "conformity"]
+ARRAYS = ["pvalues", "sets", "intervals", "metrics", "conformity"]
 CURVATURE_PARTS = [f"curvature.{name}" for name in ("base", "dense", "structured", "layers", "kronecker")]
 METHOD_PARTS = [f"methods.{name}" for name in ("base", "outputs", "fitting", "parts", "regression")]
 BELOW_METHODS = [
@@ -30,14 +30,13 @@ LAYERS = {
     "pvalues": [],
     "sets": [],
     "intervals": ["sets"],
-    "bands": [],
     "metrics": ["sets", "metrics"],
     "runtime": ["runtime", "pvalues"],
     "storage": ["storage", "runtime"],
     "conformity": ["storage"],
     "guarantees": ["storage"],
     "losses": ["losses", "storage"],
-    "data": ["data"],
+    "data": [],
     "problem": ["problem", "losses", "runtime", "storage"],
     "linear": ["linear", "problem", "losses", "runtime", "pvalues", "storage"],
     # A matrix knows what matrices share, and no other matrix; `select` alone knows them all.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import literal_mean
 
 from fullconformal import metrics
-from fullconformal.metrics.conditional import worst_slab
+from fullconformal.metrics.classification import worst_slab
 
 EPS = np.finfo(float).eps
 

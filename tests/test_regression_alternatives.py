@@ -501,7 +501,7 @@ def test_workers_change_nothing():
         (SplitConformalRegressor((Ridge(), Ridge())), "for conformity_score='cqr' only"),
         (SplitConformalRegressor(difficulty=Ridge()), "only conformity_score='normalized'"),
         (CVPlusRegressor(n_folds=1), "n_folds=1"),
-        (CVPlusRegressor(n_folds=100), "more than the 30 points"),
+        (CVPlusRegressor(n_folds=100), "n_folds=100 exceeds the 30 points"),
         (CVPlusRegressor(cv=3), "cv=3"),
         (CVPlusRegressor(cv=[([0, 1], [2, 3])]), "each of the 30 points"),
         (CVPlusRegressor(minmax="yes"), "minmax='yes'"),

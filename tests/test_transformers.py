@@ -40,7 +40,7 @@ from fullconformal.models import KernelDensityClassifier, RoundedImputer
 from fullconformal.models.objects import dense, joined, take
 from fullconformal.models.transformers import Transformers, is_fixed, needs_labels
 from fullconformal.models.updates import keys, quantile
-from fullconformal.runtime.tasks import progress_bar
+from fullconformal.runtime.tasks import nobody, progress_bar
 
 N, M = 40, 6
 LR, KNN, KDE = LogisticRegression(), KNeighborsClassifier(3), KernelDensityClassifier(1.0)
@@ -438,23 +438,14 @@ def test_nobody_waits_in_silence(capsys):
         progress(1, 2)
     assert capsys.readouterr().err == "p-values: about 24 seconds\n"
     with progress_bar("p-values", 0) as progress:
-        assert progress is None
+        assert progress is nobody
 
 
 def clocks():
-    """Threads that look at work."""
-    return sum(thread.name == "fullconformal-clock" for thread in threading.enumerate())
+    """Threads that wait for work to take long."""
+    return sum(thread.name.startswith("fullconformal: ") for thread in threading.enumerate())
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """A clock that looks twenty times a second, once that which looks at what other tests did has ended."""
-    while clocks():
-        time.sleep(0.05)
-    monkeypatch.setattr("fullconformal.runtime.tasks.CLOCK.tick", 0.05)
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_first_part_that_takes_long_is_told_of(capsys, monkeypatch):
     """No part is done, so no pace is known: after ten seconds that is said, and the time once it can be told."""
     monkeypatch.setattr("fullconformal.runtime.tasks.LONG", 0.05)
@@ -470,11 +461,10 @@ def test_a_first_part_that_takes_long_is_told_of(capsys, monkeypatch):
         assert capsys.readouterr().err == "p-values: about 6.7 minutes\n"
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_clock_stops_with_the_work_and_goes_on_with_other_work(capsys, monkeypatch):
-    """However it ends; one thread for all work at a time, and each is told of once."""
+def test_no_thread_outlives_the_work_it_waits_for(capsys, monkeypatch):
+    """However it ends; and each is told of once."""
     with pytest.raises(ZeroDivisionError), progress_bar("a", None), progress_bar("b", None):
-        assert clocks() == 1
+        assert clocks() == 2
         raise ZeroDivisionError
     time.sleep(0.5)
     assert clocks() == 0
@@ -492,7 +482,6 @@ def test_the_clock_stops_with_the_work_and_goes_on_with_other_work(capsys, monke
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.usefixtures("quick")
 def test_a_forked_process_tells_of_its_own_work_only(capfd, monkeypatch):
     monkeypatch.setattr("fullconformal.runtime.tasks.LONG", 0.1)
     with progress_bar("its parent's", None) as progress:

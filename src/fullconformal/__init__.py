@@ -26,26 +26,23 @@ __all__ = [
 ]  # fmt: skip
 
 # Imported when first asked for: the command line's --help must not wait for torch.
-_HOMES = {
-    "AggregatedConformalClassifier": "fullconformal.estimators.split",
-    "ClusterError": "fullconformal.runtime.tasks",
-    "ConformalWarning": "fullconformal.methods.base",
-    "CrossConformalClassifier": "fullconformal.estimators.cross",
-    "CVPlusClassifier": "fullconformal.estimators.cross",
-    "CVPlusRegressor": "fullconformal.estimators.cross_regression",
-    "FullConformalClassifier": "fullconformal.estimators.full",
-    "FullConformalRegressor": "fullconformal.estimators.full_regression",
-    "JackknifePlusClassifier": "fullconformal.estimators.cross",
-    "JackknifePlusRegressor": "fullconformal.estimators.cross_regression",
-    "SplitConformalClassifier": "fullconformal.estimators.split",
-    "SplitConformalRegressor": "fullconformal.estimators.split_regression",
-    "compare": "fullconformal.comparison",
-    "StorageError": "fullconformal.storage",
-    "load": "fullconformal.estimators.saving",
+_NAMES = {
+    "comparison": ("compare",),
+    "estimators.cross": ("CrossConformalClassifier", "CVPlusClassifier", "JackknifePlusClassifier"),
+    "estimators.cross_regression": ("CVPlusRegressor", "JackknifePlusRegressor"),
+    "estimators.full": ("FullConformalClassifier",),
+    "estimators.full_regression": ("FullConformalRegressor",),
+    "estimators.saving": ("load",),
+    "estimators.split": ("AggregatedConformalClassifier", "SplitConformalClassifier"),
+    "estimators.split_regression": ("SplitConformalRegressor",),
+    "methods.base": ("ConformalWarning",),
+    "runtime.tasks": ("ClusterError",),
+    "storage": ("StorageError",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"fullconformal.{module}"), name)
     raise AttributeError(f"module 'fullconformal' has no attribute {name!r}")

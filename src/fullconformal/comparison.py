@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,11 +22,11 @@ from fullconformal.estimators.regression import ConformalRegressor
 from fullconformal.estimators.split import SplitConformalClassifier
 from fullconformal.estimators.split_regression import SplitConformalRegressor
 from fullconformal.methods.convex import symmetric_seconds
-from fullconformal.metrics.estimates import BoolArray, FloatArray
+from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray
 from fullconformal.models.adapters import is_logistic
 from fullconformal.models.requirements import split_pipeline
-from fullconformal.report.comparison import Comparison, IntervalComparison, add_method, add_regressor
-from fullconformal.runtime.tasks import progress_bar
+from fullconformal.report.comparison import NOT_MEASURED, Comparison, IntervalComparison
+from fullconformal.runtime.tasks import progress_bar, timed
 from fullconformal.sets import check_levels, prediction_sets
 
 
@@ -82,32 +81,36 @@ def compare(
     True
     """
     at = np.unique(check_levels(levels))
+    _check_lengths(X, y, X_test, y_test)
     if _of_regressors(methods, estimator):
         regressors = default_regressors(estimator, random_state) if methods is None else _named(methods, estimator)
-        truth = _check_numbers(X, y, X_test, y_test)
-        intervals = IntervalComparison(list(regressors), at, truth, records=[], intervals={}, errors={})
+        _, truth = targets_of(y), targets_of(y_test)
+        intervals = IntervalComparison(methods=list(regressors), levels=at, y=truth)
         _measure_all(intervals, regressors, (X, y), X_test, bool(verbose), _run_regressor)
         return intervals
-    truth, classes = _check_labels(X, y, X_test, y_test)
+    truth, classes = _check_labels(y, y_test)
     inputs = int(np.prod(np.shape(X)[1:])) + 1
     seconds = symmetric_seconds(len(truth), _num_samples(X), inputs, len(classes))
     named = default_methods(estimator, random_state, seconds) if methods is None else _named(methods, estimator)
-    out = Comparison(list(named), at, truth, classes, records=[], p={}, sets={}, errors={})
+    out = Comparison(methods=list(named), levels=at, y=truth, classes=classes)
     _measure_all(out, named, (X, y), X_test, bool(verbose), _run)
     return out
 
 
 def _measure_all(
-    out: Any, named: dict[str, Any], data: tuple[Any, Any], X_test: Any, verbose: bool, run: Callable[..., None]
+    out: Any, named: dict[str, Any], data: tuple[Any, Any], X_test: Any, verbose: bool, run: Callable[..., float]
 ) -> None:
-    """Run every method; one that fails is listed and does not stop the others."""
+    """Fit and run every method, timed; one that fails is listed and does not stop the others."""
     for k, (name, method) in enumerate(named.items()):
         shown = progress_bar(f"{name} ({k + 1} of {len(named)})", verbose)
         with shown as progress, warnings.catch_warnings(record=True) as caught:
-            if progress is not None:
-                progress(k, len(named))
+            progress(k, len(named))
             try:
-                run(out, name, _unfitted(method, verbose), data, X_test)
+                fresh = _unfitted(method, verbose)
+                _, fit_seconds = timed(fresh.fit, *data)
+                out.guarantees[name] = fresh.guarantee_.word
+                seconds = {"fit_seconds": fit_seconds, "predict_seconds": run(out, name, fresh, X_test)}
+                out.add(name, NOT_MEASURED, {k: Estimate(v, NOT_MEASURED) for k, v in seconds.items()})
             except Exception as error:
                 # Whatever the error is, the other methods go on.
                 out.errors[name] = error
@@ -156,40 +159,25 @@ def _of_regressors(methods: Any, estimator: Any) -> bool:
     return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], ConformalRegressor)
 
 
-def _check_numbers(X: Any, y: Any, X_test: Any, y_test: Any) -> FloatArray:
-    """True numbers (m,) of the test objects, checked before anything is fitted."""
-    _check_lengths(X, y, X_test, y_test)
-    targets_of(y)
-    return np.asarray(targets_of(y_test), dtype=np.float64)
+def _run_regressor(out: IntervalComparison, name: str, method: Any, X_test: Any) -> float:
+    """Put the intervals (m, 2, L) and records of a fitted regressor into the comparison; seconds that the intervals took."""
+    intervals, seconds = timed(method.predict_interval, X_test, out.levels.tolist())
+    out.measure(name, intervals, method.predict(X_test))
+    return seconds
 
 
-def _run_regressor(out: IntervalComparison, name: str, method: Any, data: tuple[Any, Any], X_test: Any) -> None:
-    """Fit one regressor and put its intervals (m, 2, L) and records into the comparison."""
-    start = time.perf_counter()
-    method.fit(*data)
-    fitted = time.perf_counter()
-    out.guarantees[name] = method.guarantee_.word
-    intervals = method.predict_interval(X_test, out.levels.tolist())
-    seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
-    add_regressor(out, name, intervals, method.predict(X_test), seconds)
-
-
-def _run(out: Comparison, name: str, method: Any, data: tuple[Any, Any], X_test: Any) -> None:
-    """Fit one method and put its p (m, C), sets (m, C, L) and records into the comparison."""
-    start = time.perf_counter()
-    method.fit(*data)
-    fitted = time.perf_counter()
+def _run(out: Comparison, name: str, method: Any, X_test: Any) -> float:
+    """Put p (m, C), sets (m, C, L) and records of a fitted classifier into the comparison; seconds that p took."""
     if method.classes_.tolist() != out.classes.tolist():
         raise ValueError(f"it knows the classes {method.classes_.tolist()}, but y holds {out.classes.tolist()}.")
-    out.guarantees[name] = method.guarantee_.word
-    p = method.predict_epsilon(X_test)
-    seconds = {"fit_seconds": fitted - start, "predict_seconds": time.perf_counter() - fitted}
+    p, seconds = timed(method.predict_epsilon, X_test)
     # Whether sets are nested is checked on a grid of levels.
     grid = np.union1d(out.levels, np.linspace(0.5, 0.99, 50))
     path = _path(method, X_test, p, grid)
     # Warns if there are too few points for a level.
     method.warn_unreachable(out.levels)
-    add_method(out, name, p, path[:, :, np.searchsorted(grid, out.levels)], path, seconds)
+    out.measure(name, p, path[:, :, np.searchsorted(grid, out.levels)], path)
+    return seconds
 
 
 def _path(method: ConformalClassifier, X: Any, p: FloatArray, grid: FloatArray) -> BoolArray:
@@ -242,9 +230,8 @@ def _named(methods: Any, estimator: Any) -> dict[str, Any]:
     return named
 
 
-def _check_labels(X: Any, y: Any, X_test: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _check_labels(y: Any, y_test: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """True labels (m,) of the test objects and the classes (C,), checked before anything is fitted."""
-    _check_lengths(X, y, X_test, y_test)
     classes = np.unique(column_or_1d(labels_of(y)))
     truth = column_or_1d(labels_of(y_test))
     # Some may be of classes that y lacks, and count as missed.

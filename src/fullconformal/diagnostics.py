@@ -133,8 +133,7 @@ class Diagnostics:
         ]
         rows += [("guarantee", self.guarantee)] if self.guarantee else []
         rows += [("" if k else "estimated cost", text) for k, text in enumerate(self.estimates)]
-        width = max(len(name) for name, _ in rows)
-        lines = [f"{name:<{width}}  {value}" for name, value in rows]
+        lines = [aligned(rows)]
         if self.valid and not self.caveat:
             lines.append("The sets of this method are exactly valid, whatever these figures are.")
         lines += [self.note] if self.note else []
@@ -167,13 +166,17 @@ class Figures:
         return []
 
     def __str__(self) -> str:
-        rows = {"training points": f"{self.n_points:,}"}
+        rows = [("training points", f"{self.n_points:,}")]
         if not math.isnan(self.n_parameters):
-            rows["effective parameters"] = f"{self.n_parameters:.4g}"
-            rows["largest leverage"] = f"{self.largest_leverage:.4g}"
-        rows |= self.facts
-        width = max(map(len, rows))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+            rows.append(("effective parameters", f"{self.n_parameters:.4g}"))
+            rows.append(("largest leverage", f"{self.largest_leverage:.4g}"))
+        return aligned([*rows, *self.facts.items()])
+
+
+def aligned(rows: list[tuple[str, str]]) -> str:
+    """Names and values as lines, the values below each other."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 @torch.no_grad()

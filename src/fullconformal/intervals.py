@@ -96,35 +96,25 @@ class Steps:
 
     def _nested(self) -> npt.NDArray[np.bool_]:
         """Whether (m,) all pieces that hold a number hold a common one: sets then are intervals between two order statistics."""
-        innermost = self.lower.max(axis=1, initial=-np.inf)
-        if np.isinf(innermost).any():
-            innermost = np.where(self.lower < np.inf, self.lower, -np.inf).max(axis=1, initial=-np.inf)
+        innermost = np.where(self.lower < np.inf, self.lower, -np.inf).max(axis=1, initial=-np.inf)
         return np.asarray(innermost <= self.upper.min(axis=1, initial=np.inf))
 
     def _by_rank(self, rows: npt.NDArray[np.bool_], epsilons: FloatArray) -> FloatArray:
         """Intervals (r, 2, L) of the objects among `rows`, whose pieces are nested and weigh one each: ends by their rank."""
         out = np.full((int(rows.sum()), 2, len(epsilons)), np.nan)
-        chosen: Any = slice(None) if rows.all() else rows
-        lower, upper, total = self.lower[chosen], self.upper[chosen], self.total[chosen]
-        held = np.full(len(lower), lower.shape[1])
-        if np.isinf(lower.max(initial=-np.inf)):
-            held, upper = (lower < np.inf).sum(axis=1), np.where(lower < np.inf, upper, -np.inf)
-        # Of a few levels no piece need be sorted; of many, one sort takes less.
-        ordered = len(epsilons) > 8
-        if ordered:
-            lower, upper = np.sort(lower, axis=1), np.sort(upper, axis=1)
+        lower, upper, total = self.lower[rows], self.upper[rows], self.total[rows]
+        # Pieces that hold no number are put last, on both sides.
+        upper[lower == np.inf] = -np.inf
+        held = (lower < np.inf).sum(axis=1)
+        lower.sort(axis=1)
+        upper.sort(axis=1)
         for k, epsilon in enumerate(epsilons.tolist()):
-            all_needed = needed(total, epsilon)
+            count = needed(total, epsilon)
             # No piece is needed where a candidate alone is enough, and none is enough where there are too few.
-            out[all_needed == 0, :, k] = -np.inf, np.inf
-            listed = all_needed - self.wider
-            for count in np.unique(listed[(listed > 0) & (listed <= held)]):
-                of: Any = (listed == count) & (listed <= held)
-                of = slice(None) if of.all() else of
-                ends = (lower[of], upper[of]) if ordered else (
-                    np.partition(lower[of], count - 1, axis=1), np.partition(upper[of], -count, axis=1)
-                )  # fmt: skip
-                out[of, 0, k], out[of, 1, k] = ends[0][:, count - 1], ends[1][:, -count]
+            out[count == 0, :, k] = -np.inf, np.inf
+            listed = count - self.wider
+            of = np.flatnonzero((listed > 0) & (listed <= held))
+            out[of, 0, k], out[of, 1, k] = lower[of, listed[of] - 1], upper[of, -listed[of]]
         return out
 
     def _line(self, row: int) -> _Line:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +110,7 @@ def run_methods(
 
     from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
     from fullconformal.models import mlp
+    from fullconformal.runtime.tasks import timed
 
     torch.manual_seed(seed)
     network = mlp(64, (32,), 10)
@@ -128,12 +128,6 @@ def run_methods(
     p["split CP"], predict_seconds = timed(split.predict_p, X_test)
     seconds["split CP"] = fit_seconds, predict_seconds
     return full.set_params(scheme="deleted"), p, seconds, bool(caught)
-
-
-def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What a call returns, and the seconds it took."""
-    start = time.perf_counter()
-    return call(*arguments), time.perf_counter() - start
 
 
 def summary_table(p: dict[str, Any], seconds: dict[str, Any], y: Any, confidence: float) -> Any:

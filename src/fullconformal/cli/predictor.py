@@ -34,7 +34,7 @@ def predict(
     label. Of a regressor: the prediction, and the lower and upper end of the interval at each level. If TABLE has the column to predict,
     the coverage is printed.
     """
-    from fullconformal.cli import outputs, saved, tables
+    from fullconformal.cli import saved, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import check_name
 
@@ -58,14 +58,14 @@ def predict(
         else:
             if class_conditional:
                 clf.set_params(class_conditional=True)
-            columns, facts = outputs.predicted(clf, X, levels, frame, schema.target, never_empty, lists, printer)
+            columns, facts = saved.predicted(clf, X, levels, frame, schema.target, never_empty, lists, printer)
     # As objects, numbers are written with all their digits.
     kept = frame[list(keep)] if lists else saved.as_written(frame, keep, table, clf, schema, sep).astype(object)
     kept = kept.rename(columns={name: f"{name}_kept" for name in columns})
     tables.write_table(kept.assign(**columns), out, printer)
     told = {"guarantee": clf.guarantee_.word, "warnings": saved.warnings_of(notes)}
     printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})
-    outputs.show(printer, facts, schema.target)
+    saved.show(printer, facts, schema.target)
     if not printer.to_stderr:
         printer.say(f"{len(frame):,} rows in {out}")
 
@@ -76,12 +76,12 @@ def predict(
 @options.json_option
 def inspect(predictor: Path, model: str | None, as_json: bool) -> None:
     """Describe the saved PREDICTOR: its method, classes, columns and diagnostics."""
-    from fullconformal.cli import outputs, saved, tables
+    from fullconformal.cli import saved, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import listed
 
     clf, notes = saved.load_predictor(predictor, model)
-    facts = outputs.facts_of(clf, notes)
+    facts = saved.facts_of(clf, notes)
     facts["file"] = {"path": str(predictor), "bytes": predictor.stat().st_size}
     printer = Printer(False, as_json)
     printer.json(facts)
@@ -131,7 +131,7 @@ def report(
 
     Use rows that it was not fitted on.
     """
-    from fullconformal.cli import outputs, saved, tables
+    from fullconformal.cli import saved, tables
     from fullconformal.cli.printing import Printer
     from fullconformal.cli.schema import check_name
 
@@ -143,18 +143,18 @@ def report(
     for option, names in (("--keep", keep), ("--by", by)):
         for name in names:
             check_name(frame, name, option)
-    given = {} if sets is None else {"p": outputs.written_p(sets, clf, schema, frame)}
+    given = {} if sets is None else {"p": saved.written_p(sets, clf, schema, frame)}
     frame = tables.with_target(frame, schema.target, "the target", drop_missing, printer)
     given = {name: p[frame.index] for name, p in given.items()}
-    y = schema.quantities(frame) if saved.is_regressor(clf) else outputs.known_labels(frame, clf, schema, table)
+    y = schema.quantities(frame) if saved.is_regressor(clf) else saved.known_labels(frame, clf, schema, table)
     X = saved.objects_of(frame, clf, schema, notes, printer)
     shown = {
         "title": title or f"{predictor.stem} on {table.name}",
-        "identifiers": outputs.identifiers(saved.as_written(frame, keep, table, clf, schema, sep)),
+        "identifiers": saved.identifiers(saved.as_written(frame, keep, table, clf, schema, sep)),
         "by": {name: frame[name].to_numpy() for name in by} or None,
         "diagnostics": [f"! {text}" for text in saved.warnings_of(notes)],
     }
     with printer.warnings_as_notes():
-        others = {} if trained_on is None else outputs.split_beside(clf, schema, trained_on, sep, drop_missing, printer)
+        others = {} if trained_on is None else saved.split_beside(clf, schema, trained_on, sep, drop_missing, printer)
         clf.report(X, y, out, others=others, **shown, **given)
     printer.say(f"{len(y):,} rows in {out.resolve()} ({tables.file_size(out)}): open it in a browser")

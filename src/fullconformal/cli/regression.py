@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from fullconformal.cli import saved, tables
-from fullconformal.cli.outputs import coverage_of
 from fullconformal.cli.printing import Printer
 from fullconformal.cli.schema import Schema, encoder
 from fullconformal.cli.tables import Asked
@@ -70,7 +67,7 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
 
     # Imported now, so that errors in the table do not wait for torch.
     from fullconformal import FullConformalRegressor, SplitConformalRegressor
-    from fullconformal.estimators.saving import save
+    from fullconformal.runtime.tasks import timed
 
     estimator: Any = make_regressor(model, schema, seed, len(y))
     if method == "influence" and model == "network":
@@ -82,19 +79,12 @@ def fit(asked: Asked, out: Path, model: str, method: str, confidence: float, pri
         reg = FullConformalRegressor(
             estimator, method=method, confidence_level=confidence, random_state=seed, verbose=printer.verbose
         )
-    start = time.perf_counter()
     with printer.warnings_as_notes() as warned:
-        reg.fit(X, y)
-    seconds = time.perf_counter() - start
+        _, seconds = timed(reg.fit, X, y)
     printer.say(f"method {reg.display_name}; {reg.guarantee_}")
-    notes = {"table": asdict(schema), "source": table.name, "model": model, "warnings": warned}
-    save(reg.set_params(verbose=0), out, notes=notes | {"rows": saved.marks_as_text(X)})
-    printer.json({
-        "task": "regression", "rows": len(y), "method": reg.display_name, "guarantee": reg.guarantee_.word, "model": model,
-        "confidence_level": confidence, "warnings": warned,
-        **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
-    })  # fmt: skip
-    printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
+    notes = {"source": table.name, "model": model, "warnings": warned}
+    facts = {"task": "regression", "rows": len(y), "method": reg.display_name, "seconds": round(seconds, 3)}
+    saved.save_predictor(reg, out, schema, X, notes, facts, printer)
     printer.say(f"\nnext: fullconformal predict {out} NEW.csv -o intervals.csv")
 
 
@@ -127,7 +117,7 @@ def measure(ends: FloatArray, levels: list[float], y: FloatArray) -> list[dict[s
         fact["mean_width"] = metrics.mean_width(at[finite]).value if finite.any() else None
         fact["median_width"] = metrics.median_width(at[finite]).value if finite.any() else None
         if known.any():
-            fact |= coverage_of((at[known, 0] <= y[known]) & (y[known] <= at[known, 1]))
+            fact |= saved.coverage_of((at[known, 0] <= y[known]) & (y[known] <= at[known, 1]))
         facts.append(fact)
     return facts
 

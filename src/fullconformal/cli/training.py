@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 import warnings
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,7 @@ from fullconformal.cli.options import LEVEL, MODELS, PATH
 @options.training_options
 def fit(
     table: Path, target: str, out: Path, task: str, model: str, method: str, confidence: float, class_conditional: bool,
-    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, decimal: str, missing: tuple[str, ...], drop_missing: bool,
-    seed: int, quiet: bool, as_json: bool,
+    quiet: bool, as_json: bool, **columns: Any,
 ) -> None:  # fmt: skip
     """Fit a predictor to all rows of TABLE (CSV, TSV, Excel or Parquet) and save it."""
     from fullconformal.cli import saved, tables
@@ -40,7 +37,7 @@ def fit(
     tables.check_output(out, table)
     check_model(model)
     printer = Printer(quiet, as_json)
-    asked = tables.Asked(table, target, drop, categorical, sep, decimal, missing, drop_missing, seed)
+    asked = tables.Asked(table, target, **columns)
     if tables.is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
@@ -57,27 +54,25 @@ def fit(
     import numpy
 
     from fullconformal import ConformalWarning, FullConformalClassifier, SplitConformalClassifier
-    from fullconformal.estimators.saving import save
+    from fullconformal.runtime.tasks import timed
 
-    estimator = make_pipeline(model, schema, X, y, seed)
+    estimator = make_pipeline(model, schema, X, y, asked.seed)
     chosen, reasons = method_options(model, method, estimator, X, y)
     asked_method = chosen.pop("method")
     kind: Any = (
         SplitConformalClassifier if asked_method == "split" else partial(FullConformalClassifier, method=asked_method)
     )
     clf = kind(
-        estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=seed,
+        estimator, confidence_level=confidence, class_conditional=class_conditional, random_state=asked.seed,
         verbose=printer.verbose, **chosen,
     )  # fmt: skip
-    start = time.perf_counter()
     with printer.warnings_as_notes() as warned, warnings.catch_warnings():
         # They are printed below, one per line.
         warnings.simplefilter("ignore", ConformalWarning)
-        clf.fit(X, y)
+        _, seconds = timed(clf.fit, X, y)
     # Which classes are too small for a level is said by `predict` for its own.
     with printer.warnings_as_notes():
         clf.warn_unreachable(numpy.asarray(confidence))
-    seconds = time.perf_counter() - start
     name = getattr(clf, "method_", asked_method)
     # An automatic choice is said by the predictor, before it is fitted.
     said = "; ".join(reasons)
@@ -86,15 +81,9 @@ def fit(
     printer.say(f"guarantee {clf.guarantee_}")
     factory = None if model in MODELS else model
     problems = [text.removeprefix("! ") for text in clf.notes() if text.startswith("! ")]
-    notes = {"table": asdict(schema), "source": table.name, "class_sizes": sizes, "model": model}
-    notes |= {"rows": saved.marks_as_text(X), "warnings": [*warned, *problems]}
-    save(clf.set_params(verbose=0), out, factory=factory, notes=notes)
-    printer.json({
-        "rows": len(y), "method": name, "guarantee": clf.guarantee_.word, "model": model,
-        "confidence_level": confidence, "classes": sizes, "warnings": notes["warnings"],
-        **asdict(schema), "seconds": round(seconds, 3), "out": str(out),
-    })  # fmt: skip
-    printer.say(f"fitted in {seconds:.1f} s, saved in {out} ({tables.file_size(out)})")
+    notes = {"source": table.name, "model": model, "warnings": [*warned, *problems]}
+    facts = {"rows": len(y), "method": name, "classes": sizes, "seconds": round(seconds, 3)}
+    saved.save_predictor(clf, out, schema, X, notes, facts, printer, factory)
     if problems:
         for text in problems:
             printer.note(text)
@@ -113,8 +102,7 @@ def fit(
 @options.training_options
 def compare(
     table: Path, target: str | None, out: Path | None, task: str, model: str, confidence: tuple[float, ...], test_size: float,
-    drop: tuple[str, ...], categorical: tuple[str, ...], sep: str | None, decimal: str, missing: tuple[str, ...], drop_missing: bool,
-    seed: int, quiet: bool, as_json: bool,
+    quiet: bool, as_json: bool, **columns: Any,
 ) -> None:  # fmt: skip
     """Fit full CP and other methods to one part of TABLE (CSV, TSV, Excel or Parquet), and measure their sets on the rest.
 
@@ -131,7 +119,7 @@ def compare(
     digits = str(table) == "digits" and not table.exists()
     if target is None and not digits:
         raise ValueError("name the column to predict: --target COLUMN")
-    asked = tables.Asked(table, target or "", drop, categorical, sep, decimal, missing, drop_missing, seed)
+    asked = tables.Asked(table, target or "", **columns)
     if not digits and tables.is_quantity_wanted(asked, task, printer):
         from fullconformal.cli import regression
 
@@ -144,7 +132,7 @@ def compare(
     X, X_test, y, y_test = parts
     with printer.warnings_as_notes():
         comparison = compare_methods(
-            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=seed,
+            None, X, y, X_test, y_test, sorted(set(confidence)), estimator=estimator, random_state=asked.seed,
             verbose=printer.verbose,
         )  # fmt: skip
     frame = comparison.to_frame()

@@ -13,18 +13,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils import get_tags
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from fullconformal import sets
 from fullconformal.estimators import inputs
-from fullconformal.estimators.categories import Categories
+from fullconformal.estimators.categories import Array, Categories
 from fullconformal.guarantees import Guarantee
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.requirements import split_pipeline
+from fullconformal.runtime.files import check_writable
 from fullconformal.storage import LIMITS, StorageError, conforms, defaults, expect, hints_of, parameters, require
 
-Array = npt.NDArray[Any]
 Fit = TypeVar("Fit", bound=Callable[..., Any])
 
 #: why a promise is not whole where classes without a training point were declared
@@ -78,6 +79,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
     feature_names_in_: Array
     categories: Any
+    #: turns y (n,) as given into what the predictor learns from; an error says what is wrong with it
+    _targets = staticmethod(inputs.labels)
     #: those of the training points; None where all are compared with all
     _categories: Categories | None = None
 
@@ -193,11 +196,6 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
         """Transformers, None where there are none, and the model behind them."""
         return split_pipeline(self.estimator)
 
-    @staticmethod
-    @abstractmethod
-    def _targets(y: Any) -> Any:
-        """y (n,) as given, turned into what the predictor learns from; an error says what is wrong with it."""
-
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Checked copies of what the user gave; a Pipeline's transformers do their own checking of X."""
         X, y = (inputs.array(part) if isinstance(part, Tensor) else part for part in (X, y))
@@ -214,7 +212,8 @@ class Conformal(BaseEstimator):  # type: ignore[misc]
             X = inputs.dense(X, getattr(self, "memory_budget", 4.0)) if issparse(X) else X
             module = isinstance(final, nn.Module) or is_skorch(final)
             # scikit-learn's wording asks for two dimensions; modules may take images.
-            missing = "allow-nan" if inputs.takes_missing(final) else True
+            known = isinstance(final, BaseEstimator) and get_tags(final).input_tags.allow_nan
+            missing = "allow-nan" if known else True
             asked = {"ensure_2d": not module, "allow_nd": module, "ensure_all_finite": missing}
             X = inputs.native(inputs.validated(self, X, given, reset=reset, **asked))
         else:
@@ -235,10 +234,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
     class_conditional: bool
     #: places among classes_ of those that the models know; None where they know all
     _known: npt.NDArray[np.int64] | None = None
-
-    @staticmethod
-    def _targets(y: Any) -> Any:
-        return inputs.labels(y)
 
     def _declare(self, found: Array, classes: Any, has_outputs: bool) -> tuple[Array, npt.NDArray[np.int64]]:
         """Set ``classes_`` to those found in y (k,) and those declared; which of them models are told of, and where y's are among these.
@@ -386,14 +381,17 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
         >>> clf.report(X[1::2], y[1::2], f"{tempfile.mkdtemp()}/iris.html").name
         'iris.html'
         """
-        from fullconformal.report.page import check_folder, write_report
+        from fullconformal.report.page import write_report
 
         check_is_fitted(self)
-        check_folder(path)
+        check_writable(path)
         if _num_samples(X) != len(y):
             raise ValueError(f"X has {_num_samples(X)} objects and y {len(y)} labels; give one label for each object.")
         sentences = [f"The guarantee is {self.guarantee_}.", *self.notes(), *shown.pop("diagnostics", ())]
-        found = self._beside(X, others or {}, p)
+        if self.display_name in (others or {}):
+            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
+        methods = {self.display_name: self if p is None else p, **(others or {})}
+        found = {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
         X = inputs.array(X) if isinstance(X, Tensor) else X
         images = X if images is None and np.ndim(X) > 2 else images
         return write_report(
@@ -402,13 +400,6 @@ class ConformalClassifier(ClassifierMixin, Conformal):  # type: ignore[misc]
             rows=None if images is not None else X.toarray() if issparse(X) else X, feature_names=feature_names,
             proba=self.predict_proba(X), diagnostics=list(dict.fromkeys(sentences)), **shown,
         )  # fmt: skip
-
-    def _beside(self, X: Any, others: Mapping[str, Any], p: Any = None) -> dict[str, Any]:
-        """By the name of the method, the largest ε (m, C) of this one unless given, and those of others or what was given for them."""
-        if self.display_name in others:
-            raise ValueError(f"others has a method named {self.display_name!r}, as this one is; give it another name.")
-        methods = {self.display_name: self if p is None else p, **others}
-        return {k: v.predict_epsilon(X) if isinstance(v, ConformalClassifier) else v for k, v in methods.items()}
 
     def verify_labels(self) -> int:
         """The number of classes, which must be distinct and in order."""

@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.linear_model import Ridge
-from sklearn.utils import _safe_indexing
+from sklearn.utils import gen_batches
 from sklearn.utils.validation import _num_samples
 
-from fullconformal.bands import Band, FloatArray
+from fullconformal.conformity import Band, FloatArray
 from fullconformal.intervals import Steps, needed
-from fullconformal.methods.base import Config
+from fullconformal.methods.base import Config, IntArray, Values
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import predictions
 from fullconformal.methods.parts import Part, fit_each
+from fullconformal.models.objects import take
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
-
-IntArray = npt.NDArray[np.int64]
-
 
 # Models ---------------------------------------------------------------------------------------------------------------
 
@@ -46,35 +43,29 @@ class PointBands:
 
 @dataclass(frozen=True)
 class RegressionFit:
-    """A fit on parts of the data: the regressor, objects X (n, ...), numbers y (n,), how models are trained, random numbers."""
+    """A fit on parts of the data: the regressor, the bag, how models are trained, random numbers."""
 
     estimator: Any
-    X: Any
-    y: FloatArray
+    bag: Values
     config: Config
     rng: np.random.RandomState
     verbose: int | None
-    weights: FloatArray | None = None
 
     def fit_to(self, train: IntArray, estimator: Any = None, y: FloatArray | None = None) -> Any:
         """The regressor, or another one, fitted to the points `train` and their values, or other values (n,)."""
         estimator = self.estimator if estimator is None else estimator
-        # Those of other values, as errors, have no weights.
-        weights = None if self.weights is None or y is not None else self.weights[train]
-        model, y = Ridge() if estimator is None else estimator, self.y if y is None else y
-        return fit_foreign(model, self.at(train), y[train], self.config.seed, weights)
-
-    def at(self, points: IntArray) -> Any:
-        """Some of the objects."""
-        return _safe_indexing(self.X, points)
+        # Other values, as errors, have no weights.
+        some = (self.bag if y is None else Values(self.bag.X, y)).part(train)
+        return fit_foreign(Ridge() if estimator is None else estimator, some.X, some.y, self.config.seed, some.weights)
 
     def folds(self, parts: Sequence[Part]) -> tuple[PointBands, FloatArray, IntArray]:
         """A model for each part, the score (n,) of each point by the model that has not seen it, and which model that is (n,)."""
-        score, which = np.empty(len(self.y)), np.empty(len(self.y), dtype=np.int64)
+        score, which = np.empty(len(self.bag.y)), np.empty(len(self.bag.y), dtype=np.int64)
         with progress_bar("training", self.verbose) as progress:
             models = list(fit_each(self._fit_part, parts, self.config, progress))
         for k, (model, (_, rest)) in enumerate(zip(models, parts, strict=True)):
-            score[rest] = PointBands([model])(self.at(rest)).scores(self.y[rest])[:, 0]
+            some = self.bag.part(rest)
+            score[rest] = PointBands([model])(some.X).scores(some.y)[:, 0]
             which[rest] = k
         return PointBands(models), score, which
 
@@ -103,10 +94,8 @@ class CalibratedBands:
 
     def blocks(self, X: Any) -> Iterator[tuple[slice, Band]]:
         """Bands of objects X (m, ...), as many objects at a time as make about four million pieces."""
-        m, most = _num_samples(X), max(1, 2**22 // len(self.score))
-        for start in range(0, m, most):
-            rows = slice(start, min(start + most, m))
-            yield rows, self.bands(X if m <= most else _safe_indexing(X, np.arange(rows.start, rows.stop)))
+        for rows in gen_batches(_num_samples(X), max(1, 2**22 // len(self.score))):
+            yield rows, self.bands(take(X, np.arange(rows.start, rows.stop)))
 
     def steps(self, X: Any, category: IntArray | None) -> Iterator[Steps]:
         """p(y) of objects X (m, ...) of categories (m,), −1 for one without points, a block of objects at a time."""

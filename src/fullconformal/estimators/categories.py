@@ -17,12 +17,11 @@ from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues, sets
-from fullconformal.methods.base import ConformalWarning
+from fullconformal.methods.base import ConformalWarning, IntArray
 from fullconformal.models.objects import take
 from fullconformal.storage import require, savable
 
 Array = npt.NDArray[Any]
-IntArray = npt.NDArray[np.int64]
 
 
 def as_groups(groups: Any, n: int, name: str = "groups") -> Array:
@@ -144,24 +143,29 @@ def tied_at_the_top(scores: Any, level: Any) -> str:
 
 
 def warn_unreachable(
-    sizes: Array, classes: Array, categories: Categories | None, levels: Array, kind: str, stacklevel: int
-) -> None:
-    """Warn where a level needs more points of a kind than there are: sizes (G, 1), or (G, C) of each class, in each of G categories."""
+    sizes: Array, classes: Array, categories: Categories | None, levels: Array, kind: str, stacklevel: int,
+    what: str = "every set{} holds all labels",
+) -> None:  # fmt: skip
+    """Warn where a level needs more points of a kind than there are: sizes (G, 1), or (G, C) of each class, in each of G categories.
+
+    Then `what` is so, in a category too.
+    """
     smallest, highest = int(sizes.min()), float(levels.max())
     if not sets.members(np.array(1 / (smallest + 1)), 1 - highest):
         return
-    who, what, (group, label) = "", "every set holds all labels", divmod(int(sizes.argmin()), sizes.shape[1])
+    who, there, (group, label) = "", "", divmod(int(sizes.argmin()), sizes.shape[1])
     if sizes.shape[1] > 1:
         name = classes.tolist()[label]
-        who, what = f" of class {name!r}", f"every set holds {name!r}"
+        who, what = f" of class {name!r}", f"every set{{}} holds {name!r}"
     if categories is not None:
-        who, what = f"{who} in category {categories.known.tolist()[group]!r}", what.replace("set", "set there", 1)
+        who, there = f"{who} in category {categories.known.tolist()[group]!r}", " there"
     few = int(sets.members(1 / (sizes + 1.0), 1 - highest).sum()) - 1
     also = f" So it is with {few} more." if few else ""
+    above = what.replace("{}", there, 1)
     warnings.warn(
         f"confidence_level={highest:g} needs more than the {smallest} {kind} point{'s' * (smallest != 1)}{who} there "
         f"{'are' if smallest != 1 else 'is'}: the smallest significance level possible is 1/{smallest + 1}, the highest "
-        f"confidence level {smallest / (smallest + 1):.4g}; above it {what}.{also} Give more points, or lower the level.",
+        f"confidence level {smallest / (smallest + 1):.4g}; above it {above}.{also} Give more points, or lower the level.",
         ConformalWarning,
         stacklevel=stacklevel + 1,
     )

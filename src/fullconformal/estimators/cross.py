@@ -8,28 +8,28 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.model_selection import KFold
+from sklearn.utils import gen_batches
 from torch import Tensor
 from torch.nn.functional import pad
 
 from fullconformal import pvalues
 from fullconformal.estimators.held_out import (
     AGGREGATIONS,
-    FloatArray,
     HeldOut,
     HeldOutClassifier,
     HeldOutFit,
-    IntArray,
     PlusClassifier,
     check_trained,
     own_scores,
 )
-from fullconformal.estimators.validation import check_held_out, check_option, check_whole
+from fullconformal.estimators.validation import check_cv, check_held_out, check_option
 from fullconformal.guarantees import TWICE
 from fullconformal.linear.bag import at_points
 from fullconformal.linear.leave_one_out import leave_one_out
 from fullconformal.losses import SOFTMAX
+from fullconformal.methods.base import FloatArray, IntArray
 from fullconformal.methods.convex import FittedSymmetric, Symmetric
+from fullconformal.methods.folds import cv_parts
 from fullconformal.models.adapters import is_known
 from fullconformal.storage import require, savable
 
@@ -49,21 +49,11 @@ class FoldsClassifier(HeldOutClassifier):
 
     def check_params(self) -> None:
         check_held_out(self)
-        check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
-        if self.cv is not None and not (hasattr(self.cv, "split") or isinstance(self.cv, list)):
-            raise ValueError(
-                f"cv={self.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
-            )
+        check_cv(self)
 
     def _calibrate(self, fit: HeldOutFit) -> HeldOut:
-        y, cv, n_folds = fit.bag.y, self.cv, self.n_folds
-        if cv is None:
-            if n_folds > len(y):
-                raise ValueError(f"n_folds={n_folds!r} exceeds the {len(y)} points given; take at most as many.")
-            # At random, not class by class: what is left out must be exchangeable with what is to come.
-            cv = KFold(n_folds, shuffle=True, random_state=fit.config.seed)
-        pairs = cv if isinstance(cv, list) else cv.split(np.zeros((len(y), 1)), y)
-        parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
+        y = fit.bag.y
+        parts = cv_parts(self.cv, self.n_folds, np.zeros((len(y), 1)), y, fit.config.seed)
         return fit.held_out(fit.folds(parts, "take other folds (n_folds, random_state)"), np.arange(len(y)))
 
 
@@ -246,13 +236,13 @@ class LeaveOneOut(HeldOut):
         asked = np.where(first[:, None] < 0, -1, first[:, None] + np.arange(n_classes) % self.width)
         # About four million scores at a time.
         width, found = max(1, 2**22 // (n * n_classes)), []
-        for at in range(0, len(X), width):
-            x = self.fitted.objects(X[at : at + width])
+        for at in gen_batches(len(X), width):
+            x = self.fitted.objects(X[at])
             by_model = log_proba((x @ self.theta.view(d, K * n)).view(-1, K, n).mT)
-            u = None if uniform is None else uniform[at : at + width].repeat(n)
+            u = None if uniform is None else uniform[at].repeat(n)
             tau = self.score.scores(by_model.reshape(-1, n_classes), u).reshape(by_model.shape)
             tie = self.score.rounding(tau, by_model, float(np.finfo(np.float64).eps))
-            weight = None if alone else self.cell[:, None] == asked[at : at + width, None]
+            weight = None if alone else self.cell[:, None] == asked[at, None]
             found.append(pvalues.count(self.alpha[:, None], tau, tie, weight, axis=1))
         yield np.concatenate(found, axis=1)
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LinearRegression
 from sklearn.linear_model import Ridge as RidgeModel
-from sklearn.model_selection import KFold
+from sklearn.model_selection import LeaveOneOut
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.bands import Band, FloatArray
-from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
+from fullconformal.conformity import Band, FloatArray
+from fullconformal.estimators.calibrated_bands import CalibratedBands, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
-from fullconformal.estimators.validation import check_regressor, check_shared, check_whole
+from fullconformal.estimators.validation import check_cv, check_regressor, check_shared
 from fullconformal.guarantees import EXACT, TWICE, Guarantee
 from fullconformal.linear.ridge import Ridge
-from fullconformal.methods.parts import check_folds
+from fullconformal.methods.base import IntArray
+from fullconformal.methods.folds import cv_parts
 from fullconformal.models.objects import dense
 from fullconformal.storage import savable
 
@@ -108,21 +109,11 @@ class CVPlusRegressor(PlusRegressor):
 
     def check_params(self) -> None:
         super().check_params()
-        check_whole("n_folds", self.n_folds, 2, "a whole number ≥ 2")
-        if self.cv is not None and not hasattr(self.cv, "split") and not isinstance(self.cv, (list, tuple)):
-            raise ValueError(
-                f"cv={self.cv!r} is not allowed; give None, a splitter, or a list of (train, test) indices."
-            )
+        check_cv(self)
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
-        n = len(fit.y)
-        if self.cv is None and self.n_folds > n:
-            raise ValueError(f"n_folds={self.n_folds} is more than the {n} points; lower it.")
-        folds = KFold(self.n_folds, shuffle=True, random_state=fit.config.seed) if self.cv is None else self.cv
-        given = folds if isinstance(folds, (list, tuple)) else folds.split(fit.X, fit.y)
-        parts = [(np.asarray(train), np.asarray(rest)) for train, rest in given]
-        check_folds(parts, n)
-        return CalibratedBands(*fit.folds(parts), self._rule()), np.arange(n)
+        parts = cv_parts(self.cv, self.n_folds, fit.bag.X, fit.bag.y, fit.config.seed)
+        return CalibratedBands(*fit.folds(parts), self._rule()), np.arange(len(fit.bag.y))
 
 
 @savable
@@ -174,14 +165,13 @@ class JackknifePlusRegressor(PlusRegressor):
         return (EXACT if self._calibrated.rule == "minmax" else TWICE).because("each point has a model of its own")
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
-        every = np.arange(len(fit.y))
-        if is_ridge(fit.estimator) and fit.weights is None:
+        every = np.arange(len(fit.bag.y))
+        if is_ridge(fit.estimator) and fit.bag.weights is None:
             self.n_fits_ = 1
-            bands = LeaveOneOutRidge.fit(fit.estimator, fit.X, fit.y)
+            bands = LeaveOneOutRidge.fit(fit.estimator, fit.bag.X, fit.bag.y)
             return CalibratedBands(bands, np.abs(bands.residual), every, self._rule()), every
         self.n_fits_ = len(every)
-        parts = [(np.delete(every, i), every[i : i + 1]) for i in every]
-        return CalibratedBands(*fit.folds(parts), self._rule()), every
+        return CalibratedBands(*fit.folds(list(LeaveOneOut().split(fit.bag.X))), self._rule()), every
 
 
 def is_ridge(estimator: Any) -> bool:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
+import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from fullconformal.estimators import validation
 from fullconformal.estimators.base import Conformal
 from fullconformal.estimators.categories import tied_at_the_top
 from fullconformal.losses import Loss
 from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.fitting import fit_steps
+from fullconformal.methods.select import check_wait
 from fullconformal.methods.transformed import BehindTransformers
 from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import transform
 from fullconformal.models.transformers import is_fixed, learn_from_labels
-from fullconformal.runtime.tasks import Work, say_nothing
+from fullconformal.runtime.tasks import Work, progress_bar, say_nothing
 from fullconformal.storage import StorageError, printable
 
 # Parameters that a method is told of as they are, of the estimators that have them.
@@ -39,7 +44,7 @@ class FullConformal(Conformal):
         fixed = (self.method == "exact" or self.checkpoint is not None) and self.random_state is None
         return Config(
             **{name: getattr(self, name) for name in AS_GIVEN if hasattr(self, name)}, loss=loss,
-            q=validation.SCHEMES[self.scheme], device=validation.device_of(self.device, self._split()[1]),
+            q=validation.SCHEMES[self.scheme], device=device_of(self.device, self._split()[1]),
             dtype=validation.DTYPES[self.dtype], memory=int(self.memory_budget * 2**30),
             seed=0 if fixed else int(check_random_state(self.random_state).randint(2**31)), work=self._work(),
         )  # fmt: skip
@@ -48,10 +53,24 @@ class FullConformal(Conformal):
         """Who does the work."""
         return Work(self.n_jobs, self.checkpoint, print if self.verbose else say_nothing)
 
-    def _refits_transformers(self, fitted: Any) -> bool:
-        """Whether a fit that keeps its promise without transformers needs them in the bag to keep it."""
+    def _fit_method(
+        self, method: Any, transformers: Any, bag: Any, y: Any, config: Config, in_bag: type[BehindTransformers], reason: str
+    ) -> None:  # fmt: skip
+        """Fit transformers to the objects of a bag as they were given, and to y (n,), and a method to what they make of the objects.
+
+        Where the method keeps its promise without transformers and these learn, it is put behind them, by the class `in_bag`.
+        """
+        self.transformer_, inputs = fit_steps(transformers, bag.X, y, config)
+        if self.method == "auto":
+            check_wait(method, config, inputs, bag.n_classes)
+        with progress_bar("training", self.verbose) as progress:
+            fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
         learns = self.transformer_ is not None and not self.prefit and not is_fixed(self.transformer_)
-        return learns and fitted.guarantee.is_exact and self.transformers == "bag"
+        if learns and fitted.guarantee.is_exact and self.transformers == "bag" and getattr(self, "head", None) is None:
+            fitted = in_bag.of(fitted, method, config, self.transformer_, bag)
+        self._fitted, self.n_samples_fit_, self.method_, self.method_reason_ = fitted, fitted.n, fitted.method, reason
+        # Of a stream the objects are not kept.
+        self._input_shape = getattr(fitted, "input_shape", ()) or shape_of(inputs)
 
     @property
     def _caveat(self) -> str:
@@ -127,3 +146,17 @@ class FullConformal(Conformal):
 def sentence(text: str) -> str:
     """A text that begins and ends as sentences do."""
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def device_of(device: str, model: Any) -> torch.device:
+    """The device to compute on; "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small."""
+    if device == "auto":
+        module = isinstance(model, nn.Module)
+        return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
+    try:
+        probe = torch.zeros(1, device=device)
+        # The meta device has no values, so this fails there.
+        probe.item()
+        return probe.device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={device!r} cannot be used here: {error}") from error

@@ -24,12 +24,10 @@ from fullconformal.last_layer.network import Stream, is_stream
 from fullconformal.losses import LOSSES
 from fullconformal.methods.audit import Audit, audit_fitted
 from fullconformal.methods.base import Bag, Fitted, Query, Recalibration, Unsuitable, by_category, refined
-from fullconformal.methods.fitting import fit_steps
 from fullconformal.methods.refit import Refit
-from fullconformal.methods.select import check_wait, select
+from fullconformal.methods.select import select
 from fullconformal.methods.transformed import FittedInBag
 from fullconformal.models.adapters import is_skorch
-from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.models.transformers import learn_from_labels, needs_labels
 from fullconformal.runtime.hashing import uniforms
@@ -238,18 +236,10 @@ class FullConformalClassifier(FullConformal, ConformalClassifier):
         if method.takes_pipeline:
             method, transformers = replace(method, model=self.estimator), None
         learns = y if transformers is None or self.transformers == "fixed" or needs_labels(transformers) else None
-        self.transformer_, inputs = fit_steps(transformers, bag.X, learns, config)
-        if asked == "auto":
-            check_wait(method, config, inputs, bag.n_classes)
-        with progress_bar("training", self.verbose) as progress:
-            fitted = method.fit(replace(bag, X=inputs), replace(config, progress=progress))
-        if self.head is None and self._refits_transformers(fitted):
-            fitted = FittedInBag.of(fitted, method, config, self.transformer_, bag)
-        self._fitted, self._recalibration, self.n_samples_fit_ = fitted, None, fitted.n
-        self.method_, self.method_reason_ = fitted.method, reason or selection.reason
+        self._fit_method(method, transformers, bag, learns, config, FittedInBag, reason or selection.reason)
+        self._recalibration = None
         if streamed:
-            self.classes_ = np.arange(fitted.n_classes)
-        self._input_shape = fitted.input_shape if streamed else shape_of(inputs)
+            self.classes_ = np.arange(self._fitted.n_classes)
         self._warn(stacklevel=5)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=5)
         return self

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.linear_model import Ridge
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _num_samples, check_is_fitted
@@ -26,17 +25,14 @@ from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.losses import SQUARED
 from fullconformal.methods.audit import Audit, audit_regression
-from fullconformal.methods.base import Values
-from fullconformal.methods.fitting import L2_LINEAR, fit_steps
+from fullconformal.methods.base import FloatArray, Values
+from fullconformal.methods.fitting import L2_LINEAR
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.methods.select import REGRESSION_METHODS, is_network, select_regression
 from fullconformal.methods.transformed import FittedRegressionInBag
-from fullconformal.models.objects import shape_of
 from fullconformal.models.requirements import check_module, split_pipeline
 from fullconformal.runtime.tasks import progress_bar
 from fullconformal.storage import require, savable
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @savable
@@ -182,16 +178,8 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         if method.takes_pipeline:
             model, transformers = self.estimator if whole else without_target(self.estimator), None
             method = replace(method, model=model)
-        self.transformer_, inputs = fit_steps(transformers, X, y if whole else None, config)
-        bag = Values(X, self._target.forward(y), groups, weights)
-        with progress_bar("training", self.verbose) as progress:
-            seen = inputs if method.takes_pipeline else np.asarray(inputs)
-            fitted = method.fit(replace(bag, X=seen), replace(config, progress=progress))
-        if self._refits_transformers(fitted):
-            fitted = FittedRegressionInBag.of(fitted, method, config, self.transformer_, bag)
-        self._fitted = fitted
-        self.n_samples_fit_, self._input_shape = len(y), shape_of(inputs)
-        self.method_, self.method_reason_ = self._fitted.method, selection.reason
+        bag, learns = Values(X, self._target.forward(y), groups, weights), y if whole else None
+        self._fit_method(method, transformers, bag, learns, config, FittedRegressionInBag, selection.reason)
         self._warn(stacklevel=4)
         self.warn_unreachable(np.asarray(self.confidence_level), stacklevel=4)
         return self
@@ -239,23 +227,11 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         ------
         Steps
         """
-        return self._asked_steps(X, weights, sample_weight)
+        return self._steps(X, weights=weights, sample_weight=sample_weight)
 
-    def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        return self._asked_steps(X, levels=levels, **options)
-
-    def _steps_of(self, values: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        return self._asked_steps(X, values=values, **options)
-
-    def _asked_steps(
-        self,
-        X: Any,
-        weights: Any = None,
-        sample_weight: Any = None,
-        levels: FloatArray | None = None,
-        values: Any = None,
+    def _steps(  # type: ignore[override]
+        self, X: Any, levels: Any = None, values: Any = None, weights: Any = None, sample_weight: Any = None
     ) -> Iterator[Steps]:
-        """p(y) of objects X, all of it or what is asked of it."""
         inputs = self._prepare_inputs(X)
         with progress_bar("intervals", self.verbose) as progress, np.errstate(invalid="ignore", divide="ignore"):
             query = self._query(X, weights, sample_weight)

@@ -21,9 +21,9 @@ from fullconformal.estimators.categories import Categories, tied_at_the_top, war
 from fullconformal.estimators.inputs import encode_labels, first_rows, index_labels
 from fullconformal.estimators.validation import check_flag, check_sample_weight, score_of
 from fullconformal.guarantees import APPROXIMATE, Guarantee
-from fullconformal.methods.base import Bag, Config, ConformalWarning
+from fullconformal.methods.base import Bag, Config, ConformalWarning, FloatArray, IntArray
 from fullconformal.methods.outputs import LogProba, Model, Piped
-from fullconformal.methods.parts import Part, check_folds, fit_parts
+from fullconformal.methods.parts import Part, fit_parts
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline
@@ -31,8 +31,6 @@ from fullconformal.runtime.hashing import uniforms
 from fullconformal.runtime.tasks import Work, progress_bar
 from fullconformal.storage import LIMITS, expect, require, savable
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 #: how p-values of several parts are made one, of which twice is valid
 AGGREGATIONS: dict[str, Callable[..., FloatArray]] = {
     "mean": np.mean, "median": np.median, "sequential": pvalues.sequential_mean,
@@ -178,7 +176,6 @@ class HeldOutFit:
     def folds(self, parts: list[Part], remedy: str) -> list[Calibrated]:
         """Calibrated models, one for each part; every point must be scored once."""
         y = self.bag.y
-        check_folds(parts, len(y))
         for k, (train, _) in enumerate(parts):
             check_trained(y[train], self.bag, f"what trains for fold {k} of {len(parts)}", remedy)
         uniform = self.rng.uniform(size=len(y))

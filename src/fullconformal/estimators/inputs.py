@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.compose import ColumnTransformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
-from sklearn.utils import _safe_indexing, assert_all_finite, get_tags
+from sklearn.utils import _safe_indexing, assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, column_or_1d, validate_data
 from torch import Tensor, bfloat16
@@ -86,7 +86,18 @@ def labels(y: Any) -> Any:
         y = y.iloc[:, 0]
     if isinstance(y, np.ndarray) and not y.dtype.isnative:
         y = y.astype(y.dtype.newbyteorder("="))
-    check_labels(y)
+    held = np.asarray(y)
+    if held.ndim == 1 and held.dtype.kind == "S":
+        raise ValueError("y holds bytes; give strings, for instance y.astype(str).")
+    if held.ndim == 1 and held.dtype.kind not in "biuU":
+        # Most labels are numbers or texts, for which it is not imported.
+        import pandas
+
+        if (missing := pandas.isna(held)).any():
+            raise ValueError(
+                f"y has no label at {missing.sum()} of its {len(held)} places, the first at {int(missing.argmax())} (counted from 0); "
+                "leave such points out."
+            )
     # Of extension arrays.
     kind = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
     if kind is not None and kind.kind in "biu":
@@ -97,7 +108,7 @@ def labels(y: Any) -> Any:
     return y
 
 
-def targets(y: Any, few: int = 10) -> Any:
+def targets(y: Any) -> Any:
     """Numbers (n,) as float64, all finite; words are refused, and whole numbers of few values are asked about: labels are often such."""
     # scikit-learn raises its own error for this.
     if y is None:
@@ -130,32 +141,15 @@ def targets(y: Any, few: int = 10) -> Any:
             f"y is NaN or infinite at {bad.sum()} of its {len(numbers)} places, the first at {int(bad.argmax())} (counted from 0); "
             "leave such points out."
         )
-    if given.dtype.kind in "biu" and len(numbers) > 2 * few:
+    if given.dtype.kind in "biu" and len(numbers) > 20:
         values = np.unique(numbers)
-        if len(values) <= few:
+        if len(values) <= 10:
             warnings.warn(
                 f"y has {len(values)} distinct whole numbers only. If they are labels, take FullConformalClassifier; if they are "
                 "quantities, give y.astype(float).",
-                UserWarning, stacklevel=6,
+                UserWarning, stacklevel=5,
             )  # fmt: skip
     return numbers
-
-
-def check_labels(y: Any) -> None:
-    """Raise where labels (n,) are missing, or are bytes."""
-    y = np.asarray(y)
-    if y.ndim != 1 or y.dtype.kind in "biuU":
-        return
-    if y.dtype.kind == "S":
-        raise ValueError("y holds bytes; give strings, for instance y.astype(str).")
-    # Most labels are numbers or texts, for which it is not imported.
-    import pandas
-
-    if (missing := pandas.isna(y)).any():
-        raise ValueError(
-            f"y has no label at {missing.sum()} of its {len(y)} places, the first at {int(missing.argmax())} (counted from 0); "
-            "leave such points out."
-        )
 
 
 def check_names(X: Any) -> None:
@@ -198,11 +192,6 @@ def check_columns(X: Any) -> None:
             f"X has columns that are not numbers: {', '.join(words)}. Leave them out, or encode them in a Pipeline: "
             "make_pipeline(make_column_transformer((OneHotEncoder(), columns), remainder='passthrough'), model)."
         )
-
-
-def takes_missing(estimator: Any) -> bool:
-    """Whether a classifier of scikit-learn's kind knows what to do with missing values."""
-    return isinstance(estimator, BaseEstimator) and bool(get_tags(estimator).input_tags.allow_nan)
 
 
 def warn_frozen(estimator: Any, prefit: bool) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
@@ -19,24 +18,21 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fullconformal import sets
 from fullconformal.estimators import inputs
 from fullconformal.estimators.base import Conformal, whole_or_nothing
-from fullconformal.estimators.calibrated_bands import CalibratedBands, IntArray, RegressionFit
-from fullconformal.estimators.categories import Categories
+from fullconformal.estimators.calibrated_bands import CalibratedBands, RegressionFit
+from fullconformal.estimators.categories import Categories, cell_sizes, warn_unreachable
 from fullconformal.estimators.validation import check_sample_weight
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Steps
-from fullconformal.methods.base import Config, ConformalWarning
+from fullconformal.methods.base import Config, ConformalWarning, FloatArray, IntArray, Values
+from fullconformal.runtime.files import check_writable
 from fullconformal.runtime.tasks import Work
 from fullconformal.storage import require
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
     """Base of the regressors: whoever gives `predict` and `predict_steps` gets the rest."""
 
-    @staticmethod
-    def _targets(y: Any) -> Any:
-        return inputs.targets(y)
+    _targets = staticmethod(inputs.targets)
 
     @abstractmethod
     def predict(self, X: Any) -> FloatArray:
@@ -65,15 +61,14 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         ndarray (m, 2), or (m, 2, L) for L levels
             Lower and upper ends; infinite where the level needs more points than there are, NaN where no y has such a p-value.
         """
-        levels = self._levels(confidence_level, options)
-        return np.concatenate([steps.interval(levels) for steps in self._steps_at(levels, X, **options)])
+        return self._intervals(X, self._levels(confidence_level, options), **options)
 
-    def _steps_at(self, levels: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        """Step functions of which intervals at these levels are asked, nothing else."""
-        return self.predict_steps(X, **options)
+    def _intervals(self, X: Any, levels: FloatArray, **options: Any) -> FloatArray:
+        """Intervals (m, 2), or (m, 2, L), at checked levels."""
+        return np.concatenate([steps.interval(levels) for steps in self._steps(X, levels=levels, **options)])
 
-    def _steps_of(self, values: FloatArray, X: Any, **options: Any) -> Iterator[Steps]:
-        """Step functions of which p-values of numbers (m, k) are asked, nothing else."""
+    def _steps(self, X: Any, levels: Any = None, values: Any = None, **options: Any) -> Iterator[Steps]:
+        """Step functions of which intervals at some levels, or p-values of numbers (m, k), are asked, where given, and nothing else."""
         return self.predict_steps(X, **options)
 
     def predict_set(self, X: Any, confidence_level: float | None = None, **options: Any) -> list[FloatArray]:
@@ -114,7 +109,7 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         -------
         ndarray of the shape of y
         """
-        return self._at_numbers(X, y, lambda columns: self._steps_of(columns, X, **options), Steps.p)
+        return self._at_numbers(X, y, lambda columns: self._steps(X, values=columns, **options), Steps.p)
 
     def _at_numbers(self, X: Any, y: Any, blocks: Any, ask: Any) -> FloatArray:
         """What is asked of blocks of objects at numbers y, one or k for each, in the shape of y."""
@@ -166,10 +161,10 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         'diabetes.html'
         """
         from fullconformal.report.interval_page import write_interval_report
-        from fullconformal.report.page import check_folder, slider_levels
+        from fullconformal.report.page import slider_levels
 
         check_is_fitted(self)
-        check_folder(path)
+        check_writable(path)
         truth = self._numbers(X, inputs.targets(y))
         methods = {self.display_name: self, **(others or {})}
         if self.display_name in (others or {}):
@@ -210,9 +205,14 @@ class ConformalRegressor(RegressorMixin, Conformal):  # type: ignore[misc]
         return numbers
 
     def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
-        """Warn where a level needs more points than there are: intervals are then infinite."""
-        points = None if self._categories is None else self._categories.points
-        warn_infinite(points, self.n_samples_fit_, self._categories, levels, "training", stacklevel)
+        """Warn where a level needs more points than candidates are compared with: intervals are then infinite."""
+        sizes, kind = self._compared()
+        infinite = "every interval{} is infinite"
+        warn_unreachable(sizes, np.empty(0), self._categories, levels, kind, stacklevel, infinite)
+
+    def _compared(self) -> tuple[IntArray, str]:
+        """How many points candidates are compared with, (G, 1) in each category, and what these points are."""
+        return cell_sizes(np.zeros(self.n_samples_fit_, dtype=np.int64), 1, self._categories), "training"
 
     def verify_intervals(self, quick: bool = True, **options: Any) -> None:
         """Raise unless the regressor gives predictions of the objects it kept, and intervals where these need no fit."""
@@ -261,8 +261,8 @@ class HeldOutRegressor(ConformalRegressor):
         self.n_samples_fit_, self._sample = len(y), inputs.first_rows(X)
         rng = check_random_state(self.random_state)
         config = Config(seed=int(rng.randint(2**31)), work=Work(getattr(self, "n_jobs", None)))
-        weights = check_sample_weight(self, sample_weight, X)
-        fit = RegressionFit(self.estimator, X, y.astype(np.float64), config, rng, self.verbose, weights)
+        bag = Values(X, y.astype(np.float64), weights=check_sample_weight(self, sample_weight, X))
+        fit = RegressionFit(self.estimator, bag, config, rng, self.verbose)
         found, scored = self._calibrate(fit)
         kept = self._categories
         self._calibrated = found if kept is None else replace(found, category=kept.points[scored])
@@ -290,34 +290,15 @@ class HeldOutRegressor(ConformalRegressor):
         objects = self._objects(X)
         yield from self._calibrated.steps(objects, self._places(X))
 
-    def predict_interval(  # type: ignore[override]
-        self, X: Any, confidence_level: float | Sequence[float] | None = None
-    ) -> FloatArray:
-        """Intervals at one confidence level or several.
-
-        Parameters
-        ----------
-        X : array-like (m, ...)
-            Objects.
-        confidence_level : float or sequence of float, optional
-            One level, or several; the regressor's own where not given.
-
-        Returns
-        -------
-        ndarray (m, 2), or (m, 2, L) for L levels
-            Lower and upper ends; infinite where the level needs more points than calibrate, NaN where an interval is empty.
-        """
-        check_is_fitted(self)
-        levels = self._levels(confidence_level, {})
+    def _intervals(self, X: Any, levels: FloatArray) -> FloatArray:  # type: ignore[override]
         objects = self._objects(X)
         found = self._calibrated.intervals(objects, self._places(X), np.atleast_1d(levels))
         return found if levels.ndim else found[:, :, 0]
 
-    def warn_unreachable(self, levels: FloatArray, stacklevel: int = 4) -> None:
-        """Warn where a level needs more points than calibrate: intervals are then infinite."""
-        warn_infinite(
-            self._calibrated.category, len(self._calibrated.score), self._categories, levels, "calibration", stacklevel
-        )
+    def _compared(self) -> tuple[IntArray, str]:
+        found, kept = self._calibrated, self._categories
+        own = np.zeros(len(found.score), dtype=np.int64) if found.category is None else found.category
+        return np.bincount(own, minlength=1 if kept is None else len(kept.known))[:, None], "calibration"
 
     def verify(self) -> None:
         self.check_params()
@@ -332,22 +313,3 @@ class HeldOutRegressor(ConformalRegressor):
         """Checked objects."""
         check_is_fitted(self)
         return self._checked(X, reset=False)
-
-
-def warn_infinite(
-    points: IntArray | None, n: int, categories: Categories | None, levels: FloatArray, kind: str, stacklevel: int
-) -> None:
-    """Warn where a level needs more than the n points of a kind; with categories (n,), than there are in one."""
-    if points is not None and categories is not None:
-        sizes = np.bincount(points, minlength=len(categories.known))
-        n, kind = int(sizes.min()), f"{kind} (category {categories.known.tolist()[int(sizes.argmin())]!r})"
-    highest = float(levels.max())
-    if not sets.members(np.array(1 / (n + 1)), 1 - highest):
-        return
-    warnings.warn(
-        f"confidence_level={highest:g} needs more than the {n} {kind} point{'s' * (n != 1)} there {'are' if n != 1 else 'is'}: the "
-        f"highest confidence level possible is {n / (n + 1):.4g}; above it every interval is infinite. Give more points, or lower "
-        "the level.",
-        ConformalWarning,
-        stacklevel=stacklevel + 1,
-    )

@@ -11,16 +11,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fullconformal.conformity import RAPS
-from fullconformal.estimators.held_out import (
-    AGGREGATIONS,
-    FloatArray,
-    HeldOut,
-    HeldOutClassifier,
-    HeldOutFit,
-    check_trained,
-)
+from fullconformal.estimators.held_out import AGGREGATIONS, HeldOut, HeldOutClassifier, HeldOutFit, check_trained
 from fullconformal.estimators.validation import check_flag, check_held_out, check_option, check_share, check_whole
 from fullconformal.guarantees import EXACT, TWICE
+from fullconformal.methods.base import FloatArray
 from fullconformal.methods.fitting import fit_model
 from fullconformal.methods.parts import Part
 from fullconformal.models.requirements import finite_rows, split_pipeline

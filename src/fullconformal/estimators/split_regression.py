@@ -14,14 +14,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
-from fullconformal.bands import Band
-from fullconformal.estimators.calibrated_bands import (
-    Bands,
-    CalibratedBands,
-    IntArray,
-    PointBands,
-    RegressionFit,
-)
+from fullconformal.conformity import Band
+from fullconformal.estimators.calibrated_bands import Bands, CalibratedBands, PointBands, RegressionFit
 from fullconformal.estimators.regression import HeldOutRegressor
 from fullconformal.estimators.validation import (
     check_number,
@@ -31,6 +25,7 @@ from fullconformal.estimators.validation import (
     check_shared,
 )
 from fullconformal.guarantees import EXACT
+from fullconformal.methods.base import IntArray
 from fullconformal.methods.outputs import predictions
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.storage import savable
@@ -161,14 +156,15 @@ class SplitConformalRegressor(HeldOutRegressor):
             check_is_fitted(model)
 
     def _calibrate(self, fit: RegressionFit) -> tuple[CalibratedBands, IntArray]:
-        every = np.arange(len(fit.y))
+        every = np.arange(len(fit.bag.y))
         if self.prefit:
             train, rest = every[:0], every
         else:
             train, rest = train_test_split(every, test_size=self.calibration_size, random_state=fit.config.seed)
         bands = {"absolute": self._point, "normalized": self._normalized, "cqr": self._quantiles}
         fitted = bands[self.conformity_score](fit, train)
-        scores = fitted(fit.at(rest)).scores(fit.y[rest])[:, 0]
+        held = fit.bag.part(rest)
+        scores = fitted(held.X).scores(held.y)[:, 0]
         return CalibratedBands(fitted, scores, np.zeros(len(rest), dtype=np.int64)), rest
 
     def _point(self, fit: RegressionFit, train: IntArray) -> Bands:
@@ -176,16 +172,17 @@ class SplitConformalRegressor(HeldOutRegressor):
 
     def _normalized(self, fit: RegressionFit, train: IntArray) -> Bands:
         if self.prefit:
-            error, _ = predictions(self.difficulty, fit.X)
+            error, _ = predictions(self.difficulty, fit.bag.X)
             return NormalizedBands(self.estimator, self.difficulty, self.beta * float(np.maximum(error, 0.0).mean()))
         if len(train) < 10:
             raise ValueError(
                 f"conformity_score='normalized' needs 10 points that train, there are {len(train)}; give more."
             )
-        errors = np.zeros_like(fit.y)
+        errors = np.zeros_like(fit.bag.y)
         for some, others in KFold(5, shuffle=True, random_state=fit.config.seed).split(train):
             model = fit.fit_to(train[some])
-            errors[train[others]] = np.abs(fit.y[train[others]] - predictions(model, fit.at(train[others]))[0])
+            held = fit.bag.part(train[others])
+            errors[train[others]] = np.abs(held.y - predictions(model, held.X)[0])
         # The distance of objects that the estimator encodes is that of their codes.
         encode = split_pipeline(self.estimator)[0]
         near = make_pipeline(

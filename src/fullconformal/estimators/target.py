@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import Pipeline
 
-from fullconformal.intervals import Distribution, Steps
+from fullconformal.intervals import Distribution, FloatArray, Steps
 from fullconformal.models.requirements import split_pipeline
 from fullconformal.models.transformers import learn_from_labels
 from fullconformal.storage import expect, require, savable
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def split_target(estimator: Any) -> tuple[Any, TransformedTargetRegressor | None]:

@@ -16,7 +16,7 @@ from torch import nn
 from fullconformal import sets
 from fullconformal.conformity import APS, RAPS, SCORES, ConformityScore
 from fullconformal.curvature import CURVATURES, Curvature
-from fullconformal.estimators.categories import as_groups, check_categories
+from fullconformal.estimators.categories import Array, as_groups, check_categories
 from fullconformal.estimators.inputs import index_labels, labels, warn_frozen
 from fullconformal.influence import APPROXIMATIONS
 from fullconformal.losses import LOSSES, Loss
@@ -27,8 +27,6 @@ from fullconformal.methods.gaussian import is_gaussian
 from fullconformal.methods.oob import is_forest
 from fullconformal.methods.select import METHODS, is_convex, is_neighbors, takes_folds
 from fullconformal.models.requirements import check_estimator_kind, check_instance, split_pipeline
-
-Array = npt.NDArray[Any]
 
 #: q of each scheme: whether a point's score is its loss with it, half-way, or without it
 SCHEMES = {"ordinary": 0.0, "studentized": 0.5, "deleted": 1.0}
@@ -183,16 +181,12 @@ def check_full(clf: Any) -> None:
     if not isinstance(clf.loss, Loss):
         check_option("loss", clf.loss, tuple(LOSSES))
     final = split_pipeline(clf.estimator)[1]
-    if is_neighbors(final) and clf.method in ("influence", "symmetric"):
-        raise ValueError(
-            f"method={clf.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
-        )
     refits = clf.method == "exact" and hasattr(final, "predict_proba") and not is_convex(final, clf.head)
     if own_method or clf.method == "oob" or (clf.method == "auto" and is_forest(final)):
         check_instance(final)
         if clf.l2 is not None and is_forest(final):
             raise ValueError(f"l2={clf.l2!r} was given, but {type(final).__name__} has no penalty; leave it out.")
-    elif is_neighbors(final) or (is_gaussian(final) and clf.method == "auto") or refits:
+    elif (clf.method == "auto" and (is_neighbors(final) or is_gaussian(final))) or refits:
         if clf.prefit or clf.l2 is not None:
             raise ValueError(f"prefit and l2 do not go with exact full CP of {type(final).__name__}; leave them out.")
     elif takes_folds(final, clf.method, clf, clf.scheme == "deleted"):
@@ -234,20 +228,6 @@ def check_stream(clf: Any, y: Any, classes: Any = None, groups: Any = None, weig
         )
     if clf.method not in ("auto", "influence"):
         raise ValueError(f"{given} needs method='influence', got {clf.method!r}.")
-
-
-def device_of(device: str, estimator: Any) -> torch.device:
-    """The device to compute on; "auto" is CUDA where there is one for modules, the CPU for the rest, whose products are small."""
-    if device == "auto":
-        module = isinstance(split_pipeline(estimator)[1], nn.Module)
-        return torch.device("cuda" if module and torch.cuda.is_available() else "cpu")
-    try:
-        probe = torch.zeros(1, device=device)
-        # The meta device has no values, so this fails there.
-        probe.item()
-        return probe.device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={device!r} cannot be used here: {error}") from error
 
 
 def check_held_out(clf: Any, tunes: bool = False) -> None:
@@ -292,6 +272,15 @@ def score_of(clf: Any) -> ConformityScore:
     if kind is RAPS:
         return RAPS(never_empty, clf.k_reg, clf.lambda_reg)
     return APS(never_empty) if kind is APS else kind()
+
+
+def check_cv(est: Any) -> None:
+    """Raise unless folds are a number of at least two, a splitter, or a list."""
+    check_whole("n_folds", est.n_folds, 2, "a whole number ≥ 2")
+    if est.cv is not None and not (hasattr(est.cv, "split") or isinstance(est.cv, (list, tuple))):
+        raise ValueError(
+            f"cv={est.cv!r} is not allowed; give a scikit-learn splitter or a list of pairs (train, test) of indices."
+        )
 
 
 def check_share(clf: Any) -> None:

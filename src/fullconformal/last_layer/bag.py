@@ -43,7 +43,7 @@ from fullconformal.curvature.dense import factorise
 from fullconformal.losses import SOFTMAX
 from fullconformal.pvalues import Counts
 from fullconformal.runtime.numerics import full_precision
-from fullconformal.runtime.tasks import Progress
+from fullconformal.runtime.tasks import Progress, nobody
 from fullconformal.storage import savable
 
 # Units in the last place that a number may be wrong by.
@@ -219,7 +219,7 @@ def last_layer_counts(
     class_conditional: bool = False,
     prune: bool = True,
     memory: int = 2**30,
-    progress: Progress | None = None,
+    progress: Progress = nobody,
     chunk: int = 4096,
     fused: bool | None = None,
 ) -> Counts:
@@ -246,8 +246,7 @@ def last_layer_counts(
         x = bag.candidates(features[some], logits[some], q)
         for at in (slice(k, min(k + chunk, len(b))) for k in range(0, len(b), chunk)):
             work += count(bag, b, w, x, at, prune, counts[:, some])
-        if progress is not None:
-            progress(min(start + step, m), m)
+        progress(min(start + step, m), m)
     greater, equal = counts.cpu().numpy()
     return Counts(greater, equal, work / max(1, m * n_classes * bag.n))
 

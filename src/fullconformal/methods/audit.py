@@ -17,6 +17,7 @@ from sklearn.utils.validation import _num_samples
 from torch import Tensor
 
 from fullconformal import pvalues
+from fullconformal.diagnostics import aligned
 from fullconformal.linear.from_problem import Regression
 from fullconformal.methods.base import Fitted, FloatArray, IntArray, Query, Values
 from fullconformal.methods.fitting import FittedProblem
@@ -28,8 +29,8 @@ from fullconformal.runtime.tasks import Progress
 from fullconformal.sets import members
 
 NO_REFITS = (
-    "an audit refits the model, which out-of-bag scores have no rule for, and for which a loaded predictor has no training points; "
-    "check the coverage on held-out points instead."
+    "an audit refits the model, which out-of-bag scores have no rule for, and for which a loaded predictor has no training points: "
+    "fit again, or check the coverage on held-out points instead."
 )
 
 
@@ -126,8 +127,7 @@ class Audit:
                 ("labels lost per object", "{:.2f} ({:.2f} to {:.2f})".format(*self.lost)),
                 ("error rate implied, at most", "{:.2f} ({:.2f} to {:.2f})".format(*self.error_rate)),
             ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        return aligned(rows)
 
 
 class ProblemRefits:
@@ -213,8 +213,7 @@ def label_chances(p: npt.NDArray[np.float64], proba: npt.NDArray[np.float64], le
 
 
 def audit_fitted(
-    fitted: Fitted, X: Any, query: Query, n_pairs: int, max_refits: int, level: float, rng: np.random.RandomState, progress:
-    Progress | None,
+    fitted: Fitted, X: Any, query: Query, n_pairs: int, max_refits: int, level: float, rng: np.random.RandomState, progress: Progress,
 ) -> Audit:  # fmt: skip
     """Audit of a fitted method on pairs of objects X (m, ...) and labels.
 
@@ -237,8 +236,7 @@ def audit_fitted(
     ticks = count(1)
 
     def tick() -> None:
-        if progress is not None:
-            progress(starts * next(ticks), total)
+        progress(starts * next(ticks), total)
 
     p_method, p_exact, distances, weights = [], [], [], []
     for _ in range(n_pairs):
@@ -313,7 +311,7 @@ class ValueRefits:
 
 def audit_regression(
     fitted: FittedRegression, model: Any, X: Any, n_pairs: int, max_refits: int, q: float, level: float, rng: Any,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Audit:  # fmt: skip
     """Of pairs of an object of X (m, ...) and the residual of a training point, halved or doubled, beside the object's prediction.
 
@@ -330,8 +328,7 @@ def audit_regression(
     ticks = count(1)
 
     def tick() -> None:
-        if progress is not None:
-            progress(next(ticks), n_pairs * a_pair)
+        progress(next(ticks), n_pairs * a_pair)
 
     rows = rng.randint(_num_samples(X), size=n_pairs)
     drawn = rng.choice(fitted.residuals(), n_pairs) * rng.choice([0.5, 1.0, 2.0], n_pairs)

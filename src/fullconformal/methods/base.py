@@ -24,8 +24,8 @@ from fullconformal.guarantees import APPROXIMATE, Guarantee
 from fullconformal.losses import SOFTMAX, Loss
 from fullconformal.models.distances import blocks
 from fullconformal.models.objects import joined, take
-from fullconformal.runtime.tasks import Progress, Work, onwards
-from fullconformal.storage import StorageError, require, savable
+from fullconformal.runtime.tasks import Progress, Work, nobody, onwards
+from fullconformal.storage import StorageError, budget, check_fields, hints_of, parameters, require, savable
 
 CPU = torch.device("cpu")
 # Units of rounding, relative, by which two losses may differ and be tied: 2·32(1 + r) for logits that range over r ≤ 63.
@@ -64,11 +64,29 @@ class Config:
     memory: int = 2**32
     seed: int = 0
     work: Work = field(default_factory=Work)
-    progress: Progress | None = None
+    progress: Progress = nobody
+
+
+class Points:
+    """What bags of labels and of values share: objects X (n, ...), y (n,), and weights (n,) where there are any."""
+
+    X: Any
+    y: npt.NDArray[Any]
+    weights: FloatArray | None
+
+    def part(self, points: IntArray) -> Self:
+        """The bag of some of the points."""
+        weights = None if self.weights is None else self.weights[points]
+        return replace(self, X=take(self.X, points), y=self.y[points], groups=None, weights=weights)  # type: ignore[type-var]
+
+    def with_candidate(self, X: Any, y: Any) -> Self:
+        """The bag with one more point, of object X (1, ...) and weight 1."""
+        weights = None if self.weights is None else np.append(self.weights, 1.0)
+        return replace(self, X=joined(self.X, X), y=np.append(self.y, y), groups=None, weights=weights)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class Bag:
+class Bag(Points):
     """The training points: objects X (n, ...) as the model sees them, label indices y (n,), and the classes (C,) they stand for.
 
     Points with the same entry of `groups` (n,), where there are any, belong together. `weights` (n,) are those of losses in training.
@@ -90,18 +108,10 @@ class Bag:
         """Whether there is nothing to learn: points of one label, or none."""
         return len(np.unique(self.y)) < 2
 
-    def part(self, points: IntArray) -> Bag:
-        """The bag of some of the points."""
-        return Bag(take(self.X, points), self.y[points], self.classes, weights=some(self.weights, points))
-
-    def with_candidate(self, X: Any, label: int) -> Bag:
-        """The bag with one more point, of object X (1, ...)."""
-        return Bag(joined(self.X, X), np.append(self.y, label), self.classes, weights=one_more(self.weights))
-
 
 @savable
 @dataclass(frozen=True)
-class Values:
+class Values(Points):
     """The training points of a regression: objects X (n, ...) as the model sees them, values y (n,); groups and weights as in `Bag`."""
 
     X: Any
@@ -117,24 +127,6 @@ class Values:
         """Whether there is nothing to learn from: no point."""
         return not len(self.y)
 
-    def part(self, points: IntArray) -> Values:
-        """The bag of some of the points."""
-        return Values(take(self.X, points), self.y[points], weights=some(self.weights, points))
-
-    def with_candidate(self, X: Any, value: float) -> Values:
-        """The bag with one more point, of object X (1, ...)."""
-        return Values(joined(self.X, X), np.append(self.y, value), weights=one_more(self.weights))
-
-
-def some(weights: FloatArray | None, points: IntArray) -> FloatArray | None:
-    """Weights of some of the points, where there are any."""
-    return None if weights is None else weights[points]
-
-
-def one_more(weights: FloatArray | None) -> FloatArray | None:
-    """Weights with that of one more point, 1, where there are any."""
-    return None if weights is None else np.append(weights, 1.0)
-
 
 @dataclass(frozen=True)
 class Query:
@@ -149,7 +141,7 @@ class Query:
     prune: bool | str = "auto"
     points: FloatArray | None = None
     class_conditional: bool = False
-    progress: Progress | None = None
+    progress: Progress = nobody
     work: Work = field(default_factory=Work)
     scales: FloatArray | None = None
     #: of the training points (n,) and of the objects (m,), by number, where these are compared within categories; see `by_category`
@@ -203,14 +195,21 @@ class FittedModel(ABC):
     #: whether a file may hold one only: much is made of little when it is loaded
     once: ClassVar[bool] = True
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What is saved."""
+        """What is saved: what it was made of, if nothing else is said."""
+        return {name: getattr(self, name) for name in parameters(type(self))}
 
     @classmethod
-    @abstractmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same from what was saved, or a StorageError."""
+        check_fields(cls, state, hints_of(cls.__init__))
+        cls.check_state(state)
+        # How much memory may be taken is not the file's to say.
+        return cls(**state | ({"memory": budget(state["memory"])} if "memory" in state else {}))
+
+    @classmethod  # noqa: B027
+    def check_state(cls, state: dict[str, Any]) -> None:
+        """Raise where parts from a file, all of the annotated types, do not go together."""
 
     def holds(self, X: Any) -> bool:
         """Whether objects X are the first training points, up to rounding; True where these were not kept."""
@@ -285,7 +284,7 @@ class Fitted(FittedModel):
 
 def counted(
     ask: Callable[[slice], tuple[FloatArray, FloatArray, FloatArray]], m: int, n_classes: int, row: int,
-    weight: FloatArray | None, progress: Progress | None, block: int = 2**22,
+    weight: FloatArray | None, progress: Progress, block: int = 2**22,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Weight (m, C) of the training points above and tied with candidates, from scores α (b, C, n), τ (b, C) and τ's rounding (b, C).
 
@@ -296,8 +295,7 @@ def counted(
     for at in blocks(m, row, block):
         alpha, tau, tie = ask(at)
         greater[at], equal[at] = pvalues.count(alpha, tau[:, :, None], tie[:, :, None], against, axis=-1)
-        if progress is not None:
-            progress(at.stop, m)
+        progress(at.stop, m)
     return greater, equal
 
 

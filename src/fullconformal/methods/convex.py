@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -50,13 +50,6 @@ def check_memory(n: int, d: int, K: int, memory: int) -> None:
             f"the Hessian of {d * K:,} parameters ({K + 1:,} classes) needs about {needed / 2**30:.2g} GiB, memory_budget is "
             f"{memory / 2**30:.2g} GiB; raise it, or give fewer classes or columns."
         )
-
-
-def check_bag(model: Any, bag: Bag, config: Config) -> None:
-    """The same before anything is allocated, where the columns are known, at least: no more are used than there are points."""
-    if config.head is None and bag.X.ndim == 2 and not isinstance(model, nn.Module):
-        n, d = bag.X.shape
-        check_memory(n, min(n, d), bag.n_classes - 1, config.memory)
 
 
 @savable
@@ -184,7 +177,9 @@ Convex = TypeVar("Convex", bound=FittedSymmetric)
 
 def fit_convex(kind: type[Convex], model: Any, bag: Bag, config: Config) -> Convex:
     """A convex model fitted to the bag; a warning where it came fitted to something else, as what it had learned is then of no use."""
-    check_bag(model, bag, config)
+    if config.head is None and bag.X.ndim == 2 and not isinstance(model, nn.Module):
+        # Before anything is allocated, where the columns are known, at least: no more are used than there are points.
+        check_memory(len(bag.y), min(bag.X.shape), bag.n_classes - 1, config.memory)
     problem = fit_problem(model, bag, config, linear_fit=False)
     given = problem_log_proba(problem, problem.X) if config.prefit and config.head is None else None
     fitted = kind.of(problem, config.memory)
@@ -204,7 +199,6 @@ def fit_convex(kind: type[Convex], model: Any, bag: Bag, config: Config) -> Conv
 
 
 @savable
-@dataclass(frozen=True)
 class Symmetric(Method):
     """Exactly valid scores of convex models."""
 
@@ -215,7 +209,6 @@ class Symmetric(Method):
 
 
 @savable
-@dataclass(frozen=True)
 class Exact(Method):
     """Full CP itself for convex models."""
 

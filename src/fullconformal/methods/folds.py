@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
+from sklearn.model_selection import KFold
 from sklearn.utils.validation import _num_samples
 from torch import Tensor, nn
 
@@ -37,14 +38,15 @@ from fullconformal import pvalues
 from fullconformal.conformity import ConformityScore, LogLoss
 from fullconformal.curvature.select import choose, hold_fixed, trainable
 from fullconformal.influence.scores import candidate_gradients
-from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values
+from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, Values, counted
 from fullconformal.methods.fitting import trained_here
-from fullconformal.methods.outputs import Model, Piped
-from fullconformal.methods.parts import FoldModels, FoldRefits, averaged, draw_folds, fit_parts, point_scores
+from fullconformal.methods.outputs import Model, Piped, first_point
+from fullconformal.methods.parts import FoldModels, FoldRefits, Part, averaged, draw_folds, fit_parts, point_scores
 from fullconformal.models.objects import take
 from fullconformal.models.requirements import finite_rows, split_pipeline, to_tensor, transform
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import expect, require, savable
+from fullconformal.runtime.tasks import nobody
+from fullconformal.storage import require, savable
 
 UPDATES = ("none", "influence")
 
@@ -77,11 +79,7 @@ class Step:
 
     def state(self) -> dict[str, Any]:
         """Its fields; of the problem the first point only."""
-        whole = self.problem
-        return {
-            "problem": Problem(whole.model, whole.X[:1], whole.y[:1], 0.0, whole.chunk, whole.loss),
-            "solved": self.solved,
-        }
+        return {"problem": first_point(self.problem), "solved": self.solved}
 
 
 def inputs(model: Model, X: Any, problem: Problem) -> Tensor:
@@ -90,34 +88,48 @@ def inputs(model: Model, X: Any, problem: Problem) -> Tensor:
     return to_tensor(X, problem.X.device, problem.X.dtype)
 
 
-@savable
-class FittedFolds(Fitted):
-    """The models without each fold, repeat by repeat, and the scores of the points that they have not seen."""
+class ByFolds:
+    """What is fitted by folds, of labels or of numbers: the models without each fold, repeat by repeat."""
 
     method = "folds"
+    trained: FoldModels
+    #: trains the models again; None of a loaded one, which has no training points
+    honest: FoldRefits | None = None
+
+    def precision(self, X: Any) -> float:
+        """The unit of rounding of outputs for objects X."""
+        return self.trained.precision(X)
+
+    def refits(self) -> FoldRefits | None:
+        """What scores points by honest refits."""
+        found = self.trained
+        return self.honest and replace(self.honest, models=found.models, candidate_folds=found.candidate_folds)
+
+    @property
+    def device(self) -> torch.device:
+        """Where networks compute."""
+        return self.trained.device
+
+
+@savable
+class FittedFolds(ByFolds, Fitted):
+    """The models, and the scores of the points that they have not seen."""
 
     def __init__(
         self, trained: FoldModels, alpha: FloatArray, labels: IntArray, n_classes: int, score: ConformityScore,
-        steps: list[Any] | None = None, grouped: bool = False, honest: FoldRefits | None = None,
+        steps: list[Any] | None = None, grouped: bool = False,
     ):  # fmt: skip
         """Models without each fold, scores alpha (n,) of the points, steps for ``influence``."""
         super().__init__(labels, n_classes)
         self.trained, self.alpha, self.score = trained, alpha, score
         self.models, self.fold = trained.models, trained.fold
-        self.steps, self.grouped, self.honest = steps, grouped, honest
+        self.steps, self.grouped = steps, grouped
         added = "are trained without it" if steps is None else "are moved by one step of influence"
         self.guarantee = self.trained.promise(added, grouped)
-
-    def candidate_folds(self, X: Any) -> IntArray:
-        """Folds (R, m) of the candidates of objects X."""
-        return self.trained.candidate_folds(X)
 
     def log_proba(self, X: Any) -> FloatArray:
         """Of the mean probabilities of all models."""
         return finite_rows(averaged(self.trained.outputs(X), len(self.models)))
-
-    def precision(self, X: Any) -> float:
-        return self.trained.precision(X)
 
     def _candidates(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         """Scores τ (m, C) of the candidates, and their rounding."""
@@ -131,20 +143,17 @@ class FittedFolds(Fitted):
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
         tau, tie = self._candidates(X, query)
-        weight, found = self.weight(query), []
+        weight = self.weight(query)
         if self.steps is None:
             return pvalues.rank_weights(self.alpha, tau, tie, weight)
+
+        def ask(at: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+            """Scores of the points, and of the candidates of the objects `at` with their rounding."""
+            return self._updated(take(X, np.arange(at.start, at.stop))), tau[at], tie[at]
+
         # Four million scores at a time.
-        width, m = max(1, 2**22 // (self.n_classes * self._width)), len(tau)
-        for start in range(0, m, width):
-            at = np.arange(start, min(start + width, m))
-            alpha = self._updated(take(X, at))
-            comparison = None if weight is None else weight.T
-            found.append(pvalues.count(alpha, tau[at, :, None], tie[at, :, None], comparison, axis=-1))
-            if query.progress is not None:
-                query.progress(int(at[-1]) + 1, m)
-        greater, equal = (np.concatenate(part).astype(np.float64) for part in zip(*found, strict=True))
-        return greater, equal
+        row = 8 * self.n_classes * self._width
+        return counted(ask, len(tau), self.n_classes, row, weight, query.progress, 2**25)
 
     @property
     def _width(self) -> int:
@@ -157,7 +166,7 @@ class FittedFolds(Fitted):
         if self.steps is None:
             return self.alpha[None, None]
         alpha = np.tile(self.alpha, (_num_samples(X), self.n_classes, 1))
-        own = self.candidate_folds(X)[0]
+        own = self.trained.candidate_folds(X)[0]
         for k, step in enumerate(self.steps):
             rows, members = np.flatnonzero(own != k), np.flatnonzero(self.fold[0] == k)
             if step is not None and len(rows) and len(members):
@@ -169,37 +178,42 @@ class FittedFolds(Fitted):
         tau = self._candidates(X, query)[0]
         return np.broadcast_to(self._updated(X), (*tau.shape, self.n)), tau
 
-    def refits(self) -> FoldRefits:
-        if self.honest is None:
-            raise ValueError(
-                "an audit trains the models again, and a loaded predictor has no training points; fit again."
-            )
-        return replace(self.honest, models=self.models, candidate_folds=self.candidate_folds)
-
-    @property
-    def device(self) -> torch.device:
-        return self.trained.device
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "trained": self.trained, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes,
-            "score": self.score, "steps": self.steps, "grouped": self.grouped,
-        }  # fmt: skip
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        trained, n_classes = expect(state["trained"], FoldModels), expect(state["n_classes"], int)
-        alpha, labels = (expect(state[name], np.ndarray) for name in ("alpha", "labels"))
-        steps = expect(state["steps"], list, type(None))
-        require(alpha.dtype == np.float64 and alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
-        trained.verify(len(labels), n_classes)
+    def check_state(cls, state: dict[str, Any]) -> None:
+        trained, alpha, labels, steps = (state[name] for name in ("trained", "alpha", "labels", "steps"))
+        require(alpha.shape == labels.shape and not np.isnan(alpha).any(), "scores")
+        trained.verify(len(labels), state["n_classes"])
         require(steps is None or (len(steps) == trained.folds and len(trained.fold) == 1), "steps")
         for k, step in enumerate(steps or []):
             size = int((trained.fold[0] == k).sum())
             whole = step is None or (isinstance(step, Step) and step.solved.shape == (size, step.problem.p))
             require(whole and (step is None or bool(step.solved.isfinite().all())), "steps")
-        score = expect(state["score"], ConformityScore)
-        return cls(trained, alpha, labels, n_classes, score, steps, expect(state["grouped"], bool))
+
+
+def cv_parts(cv: Any, n_folds: int, X: Any, y: Any, seed: int) -> list[Part]:
+    """Points that train and points that are scored: for each fold that `cv` says, or of n_folds drawn at random where it is None."""
+    if cv is None:
+        if n_folds > len(y):
+            raise ValueError(f"n_folds={n_folds!r} exceeds the {len(y)} points given; take at most as many.")
+        # Not class by class: what is left out must be exchangeable with what is to come.
+        cv = KFold(n_folds, shuffle=True, random_state=seed)
+    pairs = cv if isinstance(cv, (list, tuple)) else cv.split(X, y)
+    parts = [(np.asarray(train), np.asarray(rest)) for train, rest in pairs]
+    check_folds(parts, len(y))
+    return parts
+
+
+def check_folds(parts: list[Part], n: int) -> None:
+    """Raise unless every one of n points is scored once, by a model that has not seen it."""
+    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
+    if len(scored) > n or (scored != 1).any():
+        raise ValueError(
+            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
+            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
+        )
+    for k, (train, rest) in enumerate(parts):
+        if len(np.intersect1d(train, rest)):
+            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
 
 
 def check_trainings(folds: int, n: int, config: Config) -> None:
@@ -219,7 +233,7 @@ def train_folds(
     """Honest training, outputs (R, n, C) of the points by models that have not seen them, these models, and their steps."""
     fold = draw_folds(bag, folds, repeats, config.seed)
     # Who tells of progress is of this fit alone, and cannot be pickled.
-    honest = FoldRefits(model, bag, fold, folds, replace(config, progress=None), score)
+    honest = FoldRefits(model, bag, fold, folds, replace(config, progress=nobody), score)
     parts = [part for own in fold for part in honest.parts(own, bag)]
     models, steps = list[Model](), list[Step | None]()
     out = np.empty((repeats, len(bag.y), bag.n_classes))
@@ -265,10 +279,12 @@ class Folds(Method):
             self.model, bag, config, self.score, self.folds, self.repeats, self.update
         )
         alpha = point_scores(self.score, outputs, bag.y)
-        return FittedFolds(
+        fitted = FittedFolds(
             FoldModels(models, honest.fold, self.folds, config.seed), alpha, bag.y, bag.n_classes, self.score,
-            steps if self.update == "influence" else None, bag.groups is not None, honest,
+            steps if self.update == "influence" else None, bag.groups is not None,
         )  # fmt: skip
+        fitted.honest = honest
+        return fitted
 
     def _check(self, bag: Bag, config: Config) -> None:
         """Raise, before any training, where the method is not possible."""

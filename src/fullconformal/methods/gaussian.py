@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
@@ -14,7 +13,7 @@ from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, Method, Query, Unsuitable, counted, starts_with
 from fullconformal.models.gaussian import Densities, Discriminant, NaiveBayes
 from fullconformal.models.requirements import check_squares, finite_rows
-from fullconformal.storage import LIMITS, expect, require, savable
+from fullconformal.storage import LIMITS, require, savable
 
 
 def is_gaussian(model: Any) -> bool:
@@ -63,12 +62,9 @@ class FittedGaussian(Fitted):
         row = 64 * self.n_classes * self.n
         return counted(ask, len(X), self.n_classes, row, self.weight(query), query.progress)
 
-    def state(self) -> dict[str, Any]:
-        return {"bag": self.bag}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag = expect(state["bag"], Densities)
+    def check_state(cls, state: dict[str, Any]) -> None:
+        bag = state["bag"]
         require(bag.X.ndim == 2 and bag.y.shape == bag.X.shape[:1] and bool(np.isfinite(bag.X).all()), "points")
         require(bag.priors is None or bag.priors.shape == (bag.n_classes,), "priors")
         # Arrays (n, C, d), and of a discriminant analysis (n, C, C) and (d, d), which few points do not bear out.
@@ -78,11 +74,9 @@ class FittedGaussian(Fitted):
         require(widest[1] ** 2 <= most, "number of columns")
         # Labels are looked at before NumPy counts them: it makes room up to the largest, and writes outside of it at the largest there is.
         require(n >= C and bool(((bag.y >= 0) & (bag.y < C)).all()) and bool((bag.sizes > 0).all()), "labels")
-        return cls(bag)
 
 
 @savable
-@dataclass(frozen=True)
 class Gaussian(Method):
     """Full CP itself for LDA and Gaussian naive Bayes, by updates of counts, means and scatter; no refits."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Self
 
@@ -92,28 +92,15 @@ class FittedInfluence(FittedProblem):
 
     def state(self) -> dict[str, Any]:
         """What the curvature cost; gradients and half-solved gradients are made again, which takes less than a prediction."""
-        prepared = self.prepared
-        return {
-            "problem": self.problem,
-            "span": self.span,
-            "factor": prepared.factor,
-            "loss": prepared.loss,
-            "self_influence": prepared.self_influence,
-            "memory": prepared.memory,
-            "curvature": self.curvature,
-            "damping_chosen": self.damping_chosen,
-            "held": self.held,
-            "estimates": self.estimates,
-        }
+        prepared = ("problem", "factor", "loss", "self_influence", "memory")
+        own = ("span", "curvature", "damping_chosen", "held", "estimates")
+        return {name: getattr(self.prepared, name) for name in prepared} | {name: getattr(self, name) for name in own}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """The same, without a factorisation."""
-        problem, factor, memory = (
-            expect(state["problem"], Problem),
-            expect(state["factor"], Factor),
-            budget(state["memory"]),
-        )
+        problem, factor = expect(state["problem"], Problem), expect(state["factor"], Factor)
+        memory = budget(state["memory"])
         known = tuple(expect(state[name], Tensor) for name in ("loss", "self_influence"))
         require(all(part.shape == problem.y.shape and part.dtype == problem.X.dtype for part in known), "losses")
         require(all(bool(part.isfinite().all()) for part in known), "losses")
@@ -126,7 +113,6 @@ class FittedInfluence(FittedProblem):
 
 
 @savable
-@dataclass(frozen=True)
 class Influence(Method):
     """Scores by influence functions, for every model with a loss and gradients."""
 

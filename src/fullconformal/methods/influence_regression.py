@@ -8,8 +8,7 @@ Correia, Nalisnick and Louizos, "Approximating full conformal prediction for neu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,12 +27,12 @@ from fullconformal.methods.regression import (
     RegressionMethod,
     RegressionQuery,
     blocks,
-    saved_bag,
+    check_points,
 )
 from fullconformal.models.adapters import adapt, check_objective
 from fullconformal.models.requirements import to_tensor
 from fullconformal.problem import Problem, flat
-from fullconformal.storage import budget, expect, printable, require, savable
+from fullconformal.storage import printable, require, savable
 
 
 @savable
@@ -91,14 +90,14 @@ class FittedTangent(FittedLines):
         signs, share = np.where(self.residual < 0, -1.0, 1.0), np.where(wrong, 1.0, 1 - self.leverage)
         for at in blocks(X, self.n, query.progress, many=True):
             own = self._half(self._inputs(X[at]))
-            rows = [own @ self._training(part).T for part in self._portions()]
+            halves = (
+                (self._half(self.problem.X[part]) for part in self._portions()) if self.half is None else [self.half]
+            )
+            rows = [own @ half.T for half in halves]
             pairs = torch.cat(rows, 1).double().cpu().numpy() * signs
             h = (own.double() ** 2).sum(1).cpu().numpy()
             free = np.zeros(len(h), dtype=bool)
             yield at, lines_of(size, signs, share, pairs, h, self.predict(X[at]), query.q, rounding, free)
-
-    def _training(self, at: slice) -> Tensor:
-        return self._half(self.problem.X[at]) if self.half is None else self.half[at]
 
     @property
     def figures(self) -> Figures:
@@ -125,23 +124,14 @@ class FittedTangent(FittedLines):
             )
         return out
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "bag": self.bag, "problem": self.problem, "factor": self.factor, "centre": self.centre, "scale": self.scale,
-            "curvature": self.curvature, "memory": self.memory,
-        }  # fmt: skip
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, problem = saved_bag(state), expect(state["problem"], Problem)
-        require(problem.n == len(bag.y) and problem.n_classes == 1, "points")
-        numbers = expect(state["centre"], float), expect(state["scale"], float)
-        named = printable(state["curvature"]), budget(state["memory"])
-        return cls(bag, problem, expect(state["factor"], Factor), *numbers, *named)
+    def check_state(cls, state: dict[str, Any]) -> None:
+        check_points(state["bag"])
+        require(state["problem"].n == len(state["bag"].y) and state["problem"].n_classes == 1, "points")
+        printable(state["curvature"])
 
 
 @savable
-@dataclass(frozen=True)
 class TangentRegression(RegressionMethod):
     """ACP-GN: full CP of a network's tangent, for modules of one output, skorch nets and MLPRegressor."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
@@ -17,15 +16,14 @@ from fullconformal.linear.lasso import Lasso, Segment, Stop
 from fullconformal.linear.ridge import ALONE
 from fullconformal.methods.base import Config, FloatArray, Values
 from fullconformal.methods.regression import (
+    EPS,
     FittedRegression,
     RegressionMethod,
     RegressionQuery,
+    check_points,
     just_below,
-    saved_bag,
 )
-from fullconformal.storage import LIMITS, expect, require, savable
-
-EPS = float(np.finfo(np.float64).eps)
+from fullconformal.storage import LIMITS, require, savable
 
 
 @savable
@@ -35,7 +33,7 @@ class FittedLasso(FittedRegression):
     method = "exact"
     guarantee = EXACT
 
-    def __init__(self, bag: Values, fit: Lasso, model: Any):
+    def __init__(self, bag: Values, fit: Lasso, model: ElasticNet):
         super().__init__(bag)
         self.fit, self.model = fit, model
 
@@ -54,8 +52,7 @@ class FittedLasso(FittedRegression):
             parts = [pieces(segment, query.q, slack, tie, self.fit.shift) for segment in self.fit.segments(x, stop)]
             lower, upper, owner = (np.concatenate(part) for part in zip(*parts, strict=True))
             yield query.steps(lower[None], upper[None], owner, self.n, slice(row, row + 1))
-            if query.progress is not None:
-                query.progress(row + 1, len(X))
+            query.progress(row + 1, len(X))
 
     def _stop(self, x: FloatArray, q: float, fewest: int, slack: float, tie: float) -> Stop | None:
         """Whether fewer than so many points can be as strange as the candidate at t or any further out; None where that is not known.
@@ -82,17 +79,14 @@ class FittedLasso(FittedRegression):
         active = int((self.fit.weight != 0).sum())
         return Figures(self.n, np.nan, np.nan, {"columns with a weight": f"{active} of {len(self.fit.weight)}"})
 
-    def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fit": self.fit, "model": self.model}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, fit = saved_bag(state), expect(state["fit"], Lasso)
+    def check_state(cls, state: dict[str, Any]) -> None:
+        bag, fit = state["bag"], state["fit"]
+        check_points(bag)
         n, d = bag.X.shape
         require(fit.X.shape == (n, d) and fit.y.shape == (n,) and fit.weight.shape == (d,) == fit.mean.shape, "fit")
         # Its steps take matrices (d, d), which few points do not bear out.
         require(d * d <= LIMITS.activations(n * d), "number of columns")
-        return cls(bag, fit, expect(state["model"], ElasticNet))
 
 
 def beyond(t: FloatArray) -> Stop:
@@ -133,7 +127,6 @@ def pieces(
 
 
 @savable
-@dataclass(frozen=True)
 class LassoRegression(RegressionMethod):
     """Full CP itself for Lasso and ElasticNet, by following the fit over all values of the candidate."""
 

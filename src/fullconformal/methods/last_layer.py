@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from fullconformal.methods.fitting import L2_NETWORK, fit_problem, to_device
 from fullconformal.methods.influence import FittedInfluence, prepare_with
 from fullconformal.models.requirements import check_outputs
 from fullconformal.problem import Problem
-from fullconformal.storage import budget, expect, require, savable
+from fullconformal.runtime.tasks import nobody
+from fullconformal.storage import require, savable
 
 
 @savable
@@ -93,14 +94,9 @@ class FittedLastLayer(Fitted):
     def warnings(self) -> list[str]:
         return self.diagnostics.warnings
 
-    def state(self) -> dict[str, Any]:
-        """The network, and what is kept of the training points."""
-        return {name: getattr(self, name) for name in ("head", "bag", "damping_chosen", "memory", "ordered")}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        kinds = {"head": Head, "bag": LayerBag, "damping_chosen": bool, "ordered": bool}
-        head, bag, chosen, ordered = (expect(state[name], kind) for name, kind in kinds.items())
+    def check_state(cls, state: dict[str, Any]) -> None:
+        head, bag = state["head"], state["bag"]
         rows = [getattr(bag, name) for name in ("T", "Q", "loss", "self_influence", "y", "spread", "w")]
         # Kernels on GPUs read as many numbers of each as there are points.
         whole = len(bag.Q) == len(bag.T) and all(part.shape == bag.T.shape[:1] for part in rows[2:])
@@ -108,7 +104,6 @@ class FittedLastLayer(Fitted):
         order = bag.order.sort().values
         require(torch.equal(order, torch.arange(bag.n, device=order.device)), "order of the training points")
         require(bool(((bag.y >= 0) & (bag.y < head.layer.out_features)).all()), "labels")
-        return cls(head, bag, chosen, budget(state["memory"]), ordered)
 
 
 @savable
@@ -146,17 +141,8 @@ class FittedOnFeatures(Fitted):
     def warnings(self) -> list[str]:
         return self.inner.warnings
 
-    def state(self) -> dict[str, Any]:
-        """The network, and what was fitted on its features."""
-        return {"head": self.head, "inner": self.inner}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        return cls(expect(state["head"], Head), expect(state["inner"], FittedInfluence))
-
 
 @savable
-@dataclass(frozen=True)
 class LastLayer(Method):
     """Influence of the last layer of a network alone.
 
@@ -172,7 +158,9 @@ class LastLayer(Method):
             problem = fit_problem(self.model, bag, config)
             parts = problem.unpack(problem.penalty).items()
             penalty = {name: float(part.mean()) / problem.n for name, part in parts}
-            return self._kronecker(problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=None))
+            return self._kronecker(
+                problem.model, Stream(problem.X, problem.y), penalty, replace(config, progress=nobody)
+            )
         network = to_device(copy.deepcopy(self.model), config)
         if not streamed:
             dtype = next(network.parameters()).dtype
@@ -243,7 +231,7 @@ def open_stream(
                 )
             yield phi, logits, y
             n += len(y)
-            if progress is not None and expected:
+            if expected:
                 progress(n, expected)
 
     return head, passes()

@@ -54,7 +54,7 @@ from fullconformal.models.distances import (
     without_self,
 )
 from fullconformal.models.requirements import check_distances
-from fullconformal.runtime.tasks import Progress
+from fullconformal.runtime.tasks import Progress, nobody
 from fullconformal.storage import expect, require, savable
 
 # Two scores closer than this, times the number of terms in them, are tied. In units of rounding, eps/2, a Euclidean
@@ -89,7 +89,7 @@ class Scores(ABC):
         """How far from a finite τ (m, C) a score is still tied with it."""
 
     def counts(
-        self, X_test: npt.ArrayLike, weight: FloatArray | None = None, progress: Progress | None = None, block: int = CACHE,
+        self, X_test: npt.ArrayLike, weight: FloatArray | None = None, progress: Progress = nobody, block: int = CACHE,
         scales: FloatArray | None = None,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Weight (m, C) of the training points above each candidate and of those tied; weight (n, C) as in `pvalues`.
@@ -386,7 +386,6 @@ class FittedNeighbors(Fitted):
 
 
 @savable
-@dataclass(frozen=True)
 class Neighbors(Method):
     """Full CP itself for nearest neighbours and kernel densities, by updates of scores prepared once; no refits."""
 

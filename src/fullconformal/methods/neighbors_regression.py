@@ -19,12 +19,17 @@ from sklearn.neighbors import KNeighborsRegressor
 from fullconformal.guarantees import EXACT
 from fullconformal.intervals import Distribution, Steps, crossings
 from fullconformal.methods.base import Config, FloatArray, Values
-from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks, saved_bag
+from fullconformal.methods.regression import (
+    EPS,
+    FittedRegression,
+    RegressionMethod,
+    RegressionQuery,
+    blocks,
+    check_points,
+)
 from fullconformal.models.distances import order_of
 from fullconformal.models.requirements import check_distances
 from fullconformal.storage import expect, require, savable
-
-EPS = float(np.finfo(np.float64).eps)
 
 
 @savable
@@ -121,7 +126,8 @@ class FittedNeighborsRegression(FittedRegression):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, lists = saved_bag(state), expect(state["lists"], Nearest)
+        bag, lists = expect(state["bag"], Values), expect(state["lists"], Nearest)
+        check_points(bag)
         parts = (lists.distance, lists.nearer, lists.n_nearer, lists.tied, lists.n_tied)
         require(all(part.shape == bag.y.shape for part in parts) and lists.k >= 1, "neighbours")
         model = expect(state["model"], KNeighborsRegressor)
@@ -135,7 +141,6 @@ def rounding(X: FloatArray) -> float:
 
 
 @savable
-@dataclass(frozen=True)
 class NeighborsRegression(RegressionMethod):
     """Full CP itself for k-NN regression."""
 
@@ -150,7 +155,7 @@ class NeighborsRegression(RegressionMethod):
             raise ValueError(f"n_neighbors={k} is more than n_samples={len(y)}; give fewer neighbours.")
         check_distances(X, order, training=True)
         parts = []
-        for at in blocks(X, len(y), None):
+        for at in blocks(X, len(y)):
             D = cdist(X[at], X, "minkowski", p=order)
             D[np.arange(len(D)), np.arange(at.start, at.stop)] = np.inf
             parts.append(Nearest.of(D, y, k, rounding(X)))

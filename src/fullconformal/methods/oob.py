@@ -52,7 +52,7 @@ from fullconformal.guarantees import APPROXIMATE
 from fullconformal.methods.base import Bag, Config, Fitted, FloatArray, IntArray, Method, Query, starts_with
 from fullconformal.methods.fitting import fit_foreign
 from fullconformal.methods.outputs import log_of
-from fullconformal.storage import LIMITS, expect, require, savable
+from fullconformal.storage import LIMITS, require, savable
 
 CLASSIFIERS = (RandomForestClassifier, ExtraTreesClassifier, BaggingClassifier)
 REGRESSORS = (RandomForestRegressor, ExtraTreesRegressor, BaggingRegressor)
@@ -244,22 +244,14 @@ class FittedOutOfBag(Fitted):
         tie = (len(self.forest) + 1) * float(np.finfo(np.float64).eps)
         return pvalues.rank_weights(self.alpha, self.candidate_scores(X), tie, self.weight(query))
 
-    def state(self) -> dict[str, Any]:
-        """The forest and its out-of-bag scores."""
-        return {"forest": self.forest, "alpha": self.alpha, "labels": self.labels, "n_classes": self.n_classes}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """The same, with as many scores as labels."""
-        fitted = cls(**state)
-        expect(fitted.forest, Forest).verify(CLASSIFIERS)
-        alpha, labels = expect(fitted.alpha, np.ndarray), expect(fitted.labels, np.ndarray)
+    def check_state(cls, state: dict[str, Any]) -> None:
+        state["forest"].verify(CLASSIFIERS)
+        alpha, labels = state["alpha"], state["labels"]
         require(alpha.ndim == 1 and alpha.shape == labels.shape and bool(np.isfinite(alpha).all()), "scores")
-        return fitted
 
 
 @savable
-@dataclass(frozen=True)
 class OutOfBag(Method):
     """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""
 

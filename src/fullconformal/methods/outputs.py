@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,23 @@ def problem_log_proba(problem: Problem, X: Tensor) -> FloatArray:
     return problem.loss.log_proba(problem.logits(X).double()).cpu().numpy()
 
 
+class Slim:
+    """What models share that are kept to predict: of a problem the first point only, as it trains no more."""
+
+    model: Any
+
+    def slim(self) -> Self:
+        """The same with as little as that."""
+        return replace(self, model=first_point(self.model))  # type: ignore[type-var]
+
+    def state(self) -> dict[str, Any]:
+        """Its fields."""
+        return vars(self.slim())
+
+
 @savable
 @dataclass(frozen=True)
-class LogProba:
+class LogProba(Slim):
     """Log-probabilities (m, C) of a fitted model that knows the classes `present`; −inf for the others."""
 
     model: Any
@@ -60,18 +74,10 @@ class LogProba:
         single = is_skorch(self.model) or getattr(X, "dtype", None) == np.float32
         return float(np.finfo(np.float32 if single else np.float64).eps)
 
-    def slim(self) -> LogProba:
-        """The same with the first point only of a problem, as it trains no more."""
-        return replace(self, model=first_point(self.model))
-
-    def state(self) -> dict[str, Any]:
-        """The fields of the slim one."""
-        return {"model": self.slim().model, "present": self.present, "n_classes": self.n_classes}
-
 
 @savable
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Slim):
     """Values (m, 1) that a fitted regressor predicts; centre + scale times the outputs of a network, and the centre where it is None."""
 
     model: Any
@@ -93,14 +99,6 @@ class Prediction:
         if isinstance(self.model, Problem):
             return torch.finfo(self.model.X.dtype).eps
         return 0.0 if self.model is None else predictions(self.model, take(X, [0]))[1]
-
-    def slim(self) -> Prediction:
-        """The same with the first point only of a problem, as it trains no more."""
-        return replace(self, model=first_point(self.model))
-
-    def state(self) -> dict[str, Any]:
-        """The fields of the slim one."""
-        return {"model": self.slim().model, "centre": self.centre, "scale": self.scale}
 
 
 def first_point(model: Any) -> Any:

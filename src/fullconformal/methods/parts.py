@@ -38,11 +38,11 @@ from fullconformal.models.requirements import (
     to_tensor,
     transform,
 )
-from fullconformal.models.stacked import is_stackable, train_together
+from fullconformal.models.training import is_stackable, train_together
 from fullconformal.problem import Problem
 from fullconformal.runtime.files import Parts, fingerprint
 from fullconformal.runtime.hashing import hashes, uniforms
-from fullconformal.runtime.tasks import Progress, finished
+from fullconformal.runtime.tasks import Progress, finished, nobody
 from fullconformal.storage import LIMITS, require, savable
 
 #: points that train, points that are scored
@@ -51,7 +51,7 @@ Scored = tuple[Model, FloatArray]
 
 
 def fit_each(
-    fit: Callable[..., Any], parts: Sequence[Part], config: Config, progress: Progress | None = None, folder: Parts | None = None,
+    fit: Callable[..., Any], parts: Sequence[Part], config: Config, progress: Progress = nobody, folder: Parts | None = None,
     size: Callable[[Part], int] | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """What ``fit(part, config)`` makes of each part, in order, by as many workers as were asked for.
@@ -63,31 +63,18 @@ def fit_each(
     if folder is not None and size is not None:
         found = dict(folder.read(r"part-\d+", lambda name: (size(names[name]),) if name in names else None))
     # The bar of one part shows the training itself.
-    config = replace(config, progress=progress if len(parts) == 1 else None)
+    config = replace(config, progress=progress if len(parts) == 1 else nobody)
     calls = {name: (fit, part, config) for name, part in names.items() if name not in found}
     for name, result in finished(calls, folder or Parts(None, config.work.say), config.work.n_jobs):
         found[name] = result
-        if progress is not None and len(parts) > 1:
+        if len(parts) > 1:
             progress(len(found), len(parts))
     for name in names:
         yield found.pop(name)
 
 
-def check_folds(parts: list[Part], n: int) -> None:
-    """Raise unless every one of n points is scored once, by a model that has not seen it."""
-    scored = np.bincount(np.concatenate([rest for _, rest in parts]), minlength=n)
-    if len(scored) > n or (scored != 1).any():
-        raise ValueError(
-            f"cv must put each of the {n} points into one fold, but point {int((scored != 1).argmax())} is in "
-            f"{int(scored[(scored != 1).argmax()])}; give KFold, StratifiedKFold or LeaveOneOut, for instance."
-        )
-    for k, (train, rest) in enumerate(parts):
-        if len(np.intersect1d(train, rest)):
-            raise ValueError(f"cv trains on points of fold {k} that it also scores there; the two must be apart.")
-
-
 def fit_parts(
-    estimator: Any, bag: Bag | Values, parts: Sequence[Part], config: Config, progress: Progress | None = None
+    estimator: Any, bag: Bag | Values, parts: Sequence[Part], config: Config, progress: Progress = nobody
 ) -> Iterator[Scored]:
     """Models fitted to the points that train, with their log-probabilities or values of the points that are scored, part by part.
 

@@ -29,7 +29,7 @@ from fullconformal.guarantees import EXACT
 from fullconformal.methods.base import TIED, Bag, Config, Fitted, FloatArray, Method, NeverSaved, Query
 from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.runtime.files import Parts, fingerprint
-from fullconformal.runtime.tasks import Progress, Work, duration, finished, say_nothing, workers
+from fullconformal.runtime.tasks import Progress, Work, duration, finished, nobody, say_nothing, workers
 from fullconformal.storage import savable
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,7 @@ TASK_SECONDS = 1.0
 
 def refit_counts(
     fit_score: Train, X: Array, y: Array, n_classes: int, X_test: Array, q: float, weight: FloatArray | None = None, n_jobs: int |
-    None = None, checkpoint: str | os.PathLike[str] | None = None, progress: Progress | None = None, report: Callable[[str], None]
+    None = None, checkpoint: str | os.PathLike[str] | None = None, progress: Progress = nobody, report: Callable[[str], None]
     = say_nothing, *, key: str = "", eps: float | None = None,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Weight (m, C) of the training points whose score is above, and tied with, each candidate's.
@@ -114,9 +114,7 @@ def check(X: Array, X_test: Array, q: float, unnamed: bool) -> None:
         raise ValueError("checkpoint was given without key: give a string that names the model and its settings.")
 
 
-def orders(
-    refits: Refits, parts: Parts, eps: float, n_jobs: int | None, progress: Progress | None
-) -> npt.NDArray[np.int8]:
+def orders(refits: Refits, parts: Parts, eps: float, n_jobs: int | None, progress: Progress) -> npt.NDArray[np.int8]:
     """Order (m·C, n) of the scores α_i against those of the candidates."""
     n = len(refits.y)
     order = np.zeros((refits.candidate_hashes.size, n), dtype=np.int8)
@@ -132,7 +130,7 @@ def orders(
 
 
 def run(
-    refits: Refits, parts: Parts, seconds: list[float], n_jobs: int | None, progress: Progress | None
+    refits: Refits, parts: Parts, seconds: list[float], n_jobs: int | None, progress: Progress
 ) -> Iterator[tuple[int, FloatArray]]:
     """First number and scores of every range of fits: those kept, one or two that are timed, then the others as they finish."""
     done = np.zeros(refits.total, dtype=bool)
@@ -140,8 +138,7 @@ def run(
     def counted(name: str, scores: FloatArray) -> tuple[int, FloatArray]:
         start = int(name.split("-")[0])
         done[start : start + len(scores)] = True
-        if progress is not None:
-            progress(int(done.sum()), refits.total)
+        progress(int(done.sum()), refits.total)
         return start, scores
 
     n = len(refits.y)
@@ -341,11 +338,10 @@ class FittedRefit(NeverSaved, Fitted):
 
 
 @savable
-@dataclass(frozen=True)
 class Refit(Method):
     """Full CP itself for any classifier, by honest refits."""
 
     name = "exact"
 
     def fit(self, bag: Bag, config: Config) -> FittedRefit:
-        return FittedRefit(FitScore(self.model, replace(config, progress=None), bag.classes), bag)
+        return FittedRefit(FitScore(self.model, replace(config, progress=nobody), bag.classes), bag)

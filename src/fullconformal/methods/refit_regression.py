@@ -20,6 +20,7 @@ from fullconformal.methods.fitting import FitScore, settings_of
 from fullconformal.methods.refit import Refits, Residuals, check, orders
 from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery
 from fullconformal.runtime.files import fingerprint
+from fullconformal.runtime.tasks import nobody
 from fullconformal.sets import members
 from fullconformal.storage import savable
 
@@ -51,8 +52,7 @@ class FittedRefitRegression(NeverSaved, FittedRegression):
             yield self._tried(
                 X[at], query, at, None if query.values is None else self._finite(query.values[row])
             ).steps(query, at)
-            if query.progress is not None:
-                query.progress(row + 1, len(X))
+            query.progress(row + 1, len(X))
 
     @property
     def _span(self) -> float:
@@ -93,7 +93,7 @@ class FittedRefitRegression(NeverSaved, FittedRegression):
         key = settings_of(self.fit_score.estimator), config.seed, config.l2, config.max_epochs, deleted
         digest = fingerprint(repr(key), bag.X, bag.y, x, values)
         parts, _ = config.work.parts(digest[:16]).open({"fingerprint": digest})
-        return np.asarray(orders(refits, parts, self.model.precision(x), config.work.n_jobs, None) >= 0)
+        return np.asarray(orders(refits, parts, self.model.precision(x), config.work.n_jobs, nobody) >= 0)
 
 
 @dataclass(frozen=True)
@@ -145,5 +145,5 @@ class RefitRegression(RegressionMethod):
     def fit(self, bag: Values, config: Config) -> FittedRefitRegression:
         if config.prefit:
             raise ValueError("method='exact' by refits trains the model anew for every bag; leave prefit out.")
-        fit_score = FitScore(self.model, replace(config, progress=None), None)
+        fit_score = FitScore(self.model, replace(config, progress=nobody), None)
         return FittedRefitRegression(fit_score, bag, self.grid, self.tolerance)

@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils import gen_batches
 
 from fullconformal.diagnostics import Figures
 from fullconformal.intervals import Distribution, Steps, crossings, needed
 from fullconformal.linear.ridge import Lines
 from fullconformal.methods.base import AnyMethod, Config, FittedModel, FloatArray, IntArray, Values, starts_with
-from fullconformal.runtime.tasks import Progress
-from fullconformal.storage import expect, require
+from fullconformal.runtime.tasks import Progress, nobody
+from fullconformal.storage import require
+
+EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class RegressionQuery:
     points: FloatArray | None = None
     own: FloatArray | None = None
     categories: tuple[IntArray, IntArray] | None = None
-    progress: Progress | None = None
+    progress: Progress = nobody
     levels: FloatArray | None = None
     #: numbers (m, k), where p-values of these are asked and nothing else
     values: FloatArray | None = None
@@ -43,7 +46,7 @@ class RegressionQuery:
         own = None if self.own is None else self.own[rows]
         categories = None if self.categories is None else (self.categories[0], self.categories[1][rows])
         mass = None if self.mass is None else self.mass[rows]
-        return replace(self, own=own, categories=categories, progress=None, several=several, values=None, mass=mass)
+        return replace(self, own=own, categories=categories, progress=nobody, several=several, values=None, mass=mass)
 
     def ranks(self, n: int) -> tuple[int, int] | None:
         """Between which ranks, from the widest of n pieces, intervals end; None where every piece may matter."""
@@ -137,12 +140,10 @@ class FittedLines(FittedRegression):
         return (distribution_of(lines) for _, lines in self._lines(X, query))
 
 
-def saved_bag(state: dict[str, Any]) -> Values:
-    """The training points of a saved predictor, or a StorageError."""
-    bag: Values = expect(state["bag"], Values)
+def check_points(bag: Values) -> None:
+    """Raise where the training points of a saved predictor are not whole."""
     require(isinstance(bag.X, np.ndarray) and bag.X.ndim >= 2 and bag.y.shape == bag.X.shape[:1], "points")
     require(bool(np.isfinite(bag.y).all()), "values")
-    return bag
 
 
 def rows_in_cache(n: int) -> int:
@@ -150,13 +151,12 @@ def rows_in_cache(n: int) -> int:
     return max(1, 2**17 // max(n, 1))
 
 
-def blocks(X: Any, n: int, progress: Progress | None, many: bool = False) -> Iterator[slice]:
+def blocks(X: Any, n: int, progress: Progress = nobody, many: bool = False) -> Iterator[slice]:
     """Slices of objects X (m, ...), as many as stay in the cache with n training points; or so many that products of matrices are fast."""
     step = rows_in_cache(n) * (32 if many else 1)
-    for start in range(0, len(X), step):
-        yield slice(start, min(start + step, len(X)))
-        if progress is not None:
-            progress(min(start + step, len(X)), len(X))
+    for at in gen_batches(len(X), step):
+        yield at
+        progress(at.stop, len(X))
 
 
 def just_below(end: float) -> float:

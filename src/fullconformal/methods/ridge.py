@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
@@ -26,12 +26,12 @@ from fullconformal.methods.regression import (
     RegressionMethod,
     RegressionQuery,
     blocks,
+    check_points,
     just_below,
     rows_in_cache,
-    saved_bag,
     steps_of,
 )
-from fullconformal.storage import StorageError, expect, require, savable
+from fullconformal.storage import require, savable
 
 CHOSEN = "the penalty was chosen on the training points alone, without the candidate"
 
@@ -102,19 +102,14 @@ class FittedRidge(FittedLines):
             "intervals may be infinite. Take a penalty (Ridge), fewer columns or more points"
         ]
 
-    def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fit": self.fit, "chosen": self.chosen}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag = saved_bag(state)
-        return cls(bag, checked(state["fit"], bag), expect(state["chosen"], bool))
+    def check_state(cls, state: dict[str, Any]) -> None:
+        check_fit(state["fit"], state["bag"])
 
 
-def checked(fit: Any, bag: Values) -> Ridge:
-    """A loaded fit, if it is one of these points."""
-    if not isinstance(fit, Ridge):
-        raise StorageError("it holds something else than a ridge regression")
+def check_fit(fit: Ridge, bag: Values) -> None:
+    """Raise unless a loaded fit is one of these points."""
+    check_points(bag)
     n, d = bag.X.shape
     r = len(fit.root)
     shapes = (
@@ -123,7 +118,6 @@ def checked(fit: Any, bag: Values) -> Ridge:
     require(shapes and fit.residual.shape == fit.free_share.shape == (n,) and bool((fit.root > 0).all()), "fit")
     require((fit.mass is None) == (bag.weights is None), "weights")
     require(fit.mass is None or (fit.mass.shape == (n,) and bool((fit.mass > 0).all())), "weights")
-    return fit
 
 
 @savable
@@ -133,13 +127,13 @@ class FittedKernel(FittedLines):
     method = "exact"
     guarantee = EXACT
 
-    def __init__(self, bag: Values, fit: KernelRidge, model: Any):
+    def __init__(self, bag: Values, fit: KernelRidge, model: KernelRidgeModel | GaussianProcessRegressor):
         super().__init__(bag)
         self.fit, self.model = fit, model
 
     def predict(self, X: Any) -> FloatArray:
         X = np.asarray(X, dtype=np.float64)
-        return np.concatenate([kernel(self.model, X[at], self.bag.X) @ self.fit.dual for at in blocks(X, self.n, None)])
+        return np.concatenate([kernel(self.model, X[at], self.bag.X) @ self.fit.dual for at in blocks(X, self.n)])
 
     def _lines(self, X: Any, query: RegressionQuery) -> Iterator[tuple[slice, Lines]]:
         X = np.asarray(X, dtype=np.float64)
@@ -154,17 +148,12 @@ class FittedKernel(FittedLines):
         leverage = 1 - noise * self.fit.diagonal
         return Figures(self.n, float(leverage.sum()), float(leverage.max()), {"noise": f"{noise:.4g}"})
 
-    def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fit": self.fit, "model": clone(self.model)}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, fit = saved_bag(state), expect(state["fit"], KernelRidge)
-        n = len(bag.y)
+    def check_state(cls, state: dict[str, Any]) -> None:
+        fit, n = state["fit"], len(state["bag"].y)
+        check_points(state["bag"])
         require(fit.factor.shape == (n, n) and fit.diagonal.shape == fit.dual.shape == (n,), "fit")
-        model = expect(state["model"], KernelRidgeModel, GaussianProcessRegressor)
-        require(np.ndim(model.alpha) == 0, "alpha")
-        return cls(bag, fit, model)
+        require(np.ndim(state["model"].alpha) == 0, "alpha")
 
 
 def kernel(model: Any, X: FloatArray, Y: FloatArray) -> FloatArray:
@@ -219,21 +208,17 @@ class FittedRidgeCV(FittedRegression):
                 np.concatenate([part[0] for part in parts], axis=1), np.concatenate([part[1] for part in parts], axis=1),
                 steps.total, weight, steps.own,
             )  # fmt: skip
-            if query.progress is not None:
-                query.progress(row + 1, len(X))
+            query.progress(row + 1, len(X))
 
     @property
     def figures(self) -> Figures:
         return FittedRidge(self.bag, self.chosen).figures
 
-    def state(self) -> dict[str, Any]:
-        return {"bag": self.bag, "fits": self.fits}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        bag, fits = saved_bag(state), expect(state["fits"], list)
-        require(0 < len(fits) <= 2**10, "number of penalties")
-        return cls(bag, [checked(fit, bag) for fit in fits])
+    def check_state(cls, state: dict[str, Any]) -> None:
+        require(0 < len(state["fits"]) <= 2**10, "number of penalties")
+        for fit in state["fits"]:
+            check_fit(fit, state["bag"])
 
 
 def squares(lines: Lines) -> tuple[float, float, float]:
@@ -268,7 +253,6 @@ def lowest(parabolas: list[tuple[float, float, float]]) -> tuple[list[tuple[floa
 
 
 @savable
-@dataclass(frozen=True)
 class RidgeRegression(RegressionMethod):
     """Full CP itself for linear and kernel ridge regressions, from one factorisation."""
 

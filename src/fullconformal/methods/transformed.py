@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, get_type_hints
@@ -41,7 +41,7 @@ from fullconformal.models.requirements import transform, transformed
 from fullconformal.models.transformers import Group, Transformers, needs_labels
 from fullconformal.runtime.files import fingerprint
 from fullconformal.runtime.hashing import hashes
-from fullconformal.runtime.tasks import onwards
+from fullconformal.runtime.tasks import nobody, onwards
 from fullconformal.storage import LIMITS, budget, expect, require, savable
 from fullconformal.storage.columns import width
 
@@ -116,7 +116,7 @@ class BehindTransformers:
     def of(cls, base: Any, method: Any, config: Config, fitted: Any, bag: Any) -> Self:
         """Of a method, and of transformers fitted to a bag of objects as these are given."""
         known = Transformers(fitted, False) if needs_labels(fitted) else Transformers.of(fitted, bag.X)
-        return cls(base, method, replace(config, progress=None), known, bag)  # type: ignore[call-arg]
+        return cls(base, method, replace(config, progress=nobody), known, bag)  # type: ignore[call-arg]
 
     def _seen(self, X: Any) -> Any:
         """Objects (m, ...) by the transformers as they were fitted to the training objects."""
@@ -239,23 +239,22 @@ class FittedInBag(BehindTransformers, Fitted):
     # Answers --------------------------------------------------------------------------------------------------------------
 
     def counts(self, X: Any, query: Query) -> tuple[FloatArray, FloatArray]:
-        out = np.empty((2, _num_samples(X), self.n_classes))
-        for asked, one in self._queries(X, query):
-            asked.put(asked.fitted.counts(asked.objects, one), out)
-        return out[0], out[1]
+        return self._answers(X, query, lambda asked, one: asked.fitted.counts(asked.objects, one))
 
     def decide(self, X: Any, query: Query, levels: FloatArray) -> FloatArray:
-        out = np.empty((2, _num_samples(X), self.n_classes))
-        for asked, one in self._queries(X, query):
-            found = asked.fitted.decide(asked.objects, one, levels)
-            asked.put((found, found), out)
-        return np.asarray(out[0])
+        return self._answers(X, query, lambda asked, one: 2 * (asked.fitted.decide(asked.objects, one, levels),))[0]
 
     def bounds(self, X: Any, query: Query, own: Any = 1.0) -> tuple[FloatArray, FloatArray]:
+        weights = np.broadcast_to(own, (_num_samples(X), 1))
+        return self._answers(X, query, lambda asked, one: asked.fitted.bounds(asked.objects, one, weights[asked.rows]))
+
+    def _answers(
+        self, X: Any, query: Query, ask: Callable[[Asked, Query], tuple[FloatArray, FloatArray]]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Two arrays (m, C), of what each fit answers about its objects."""
         out = np.empty((2, _num_samples(X), self.n_classes))
         for asked, one in self._queries(X, query):
-            weight = own if np.ndim(own) == 0 else own[asked.rows]
-            asked.put(asked.fitted.bounds(asked.objects, one, weight), out)
+            asked.put(ask(asked, one), out)
         return out[0], out[1]
 
     def _queries(self, X: Any, query: Query) -> Iterator[tuple[Asked, Query]]:
@@ -266,8 +265,7 @@ class FittedInBag(BehindTransformers, Fitted):
             after = round(whole * done)
             told = onwards(query.progress, before, after - before, whole)
             yield asked, replace(query, scales=asked.scales, work=self._work(query, asked.fitted), progress=told)
-            if query.progress is not None:
-                query.progress(1000 * after, 1000 * whole)
+            query.progress(1000 * after, 1000 * whole)
             before = after
 
     def _work(self, query: Query, fitted: Fitted) -> Any:
@@ -337,8 +335,7 @@ class FittedRegressionInBag(BehindTransformers, FittedRegression):
                 parts = (part for block in ask(fitted, objects, one) for part in block.apart())
                 found |= zip(rows.tolist(), parts, strict=True)
                 done += len(rows)
-                if query.progress is not None:
-                    query.progress(done, m)
+                query.progress(done, m)
             yield from (found[row] for row in range(len(some)))
 
     def steps(self, X: Any, query: RegressionQuery) -> Iterator[Steps]:

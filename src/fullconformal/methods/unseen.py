@@ -11,24 +11,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 
-from fullconformal.bands import Band
+from fullconformal.conformity import Band
 from fullconformal.diagnostics import Figures
 from fullconformal.guarantees import Guarantee
 from fullconformal.intervals import Distribution, Steps
 from fullconformal.methods.base import Config, FloatArray, Values
-from fullconformal.methods.folds import check_trainings, train_folds
+from fullconformal.methods.folds import ByFolds, check_trainings, train_folds
 from fullconformal.methods.oob import PROMISE, REGRESSORS, Forest
-from fullconformal.methods.parts import FoldModels, FoldRefits
-from fullconformal.methods.regression import FittedRegression, RegressionMethod, RegressionQuery, blocks
-from fullconformal.storage import expect, require, savable
-
-EPS = float(np.finfo(np.float64).eps)
+from fullconformal.methods.parts import FoldModels
+from fullconformal.methods.regression import EPS, FittedRegression, RegressionMethod, RegressionQuery, blocks
+from fullconformal.storage import require, savable
 
 
 class FittedUnseen(FittedRegression):
@@ -69,23 +66,19 @@ class FittedUnseen(FittedRegression):
         for at in blocks(f, self.n, query.progress):
             yield Distribution.of(f[at, None] + self.residual)
 
-    def verify(self) -> None:
-        """Raise where a loaded one has no residuals."""
-        residual = expect(self.residual, np.ndarray)
-        require(residual.ndim == 1 and residual.dtype == np.float64 and bool(np.isfinite(residual).all()), "residuals")
+    @classmethod
+    def check_state(cls, state: dict[str, Any]) -> None:
+        residual = state["residual"]
+        require(residual.ndim == 1 and bool(np.isfinite(residual).all()), "residuals")
 
 
 @savable
-class FittedFoldsRegression(FittedUnseen):
+class FittedFoldsRegression(ByFolds, FittedUnseen):
     """Models without each fold."""
 
-    method = "folds"
-
-    def __init__(
-        self, trained: FoldModels, residual: FloatArray, grouped: bool = False, honest: FoldRefits | None = None
-    ):
+    def __init__(self, trained: FoldModels, residual: FloatArray, grouped: bool = False):
         super().__init__(residual)
-        self.trained, self.grouped, self.honest = trained, grouped, honest
+        self.trained, self.grouped = trained, grouped
 
     @property
     def guarantee(self) -> Guarantee:  # type: ignore[override]
@@ -98,31 +91,15 @@ class FittedFoldsRegression(FittedUnseen):
     def candidate_values(self, X: Any) -> FloatArray:
         return np.asarray(sum(self.trained.candidate_outputs(X)) / len(self.trained.fold))[:, 0]
 
-    def precision(self, X: Any) -> float:
-        return self.trained.precision(X)
-
-    def refits(self) -> FoldRefits | None:
-        found = self.trained
-        return self.honest and replace(self.honest, models=found.models, candidate_folds=found.candidate_folds)
-
-    @property
-    def device(self) -> torch.device:
-        return self.trained.device
-
     @property
     def figures(self) -> Figures:
         facts = {"folds": f"{self.trained.folds}", "models": f"{len(self.trained.models)}"}
         return Figures(self.n, np.nan, np.nan, facts)
 
-    def state(self) -> dict[str, Any]:
-        return {"trained": self.trained, "residual": self.residual, "grouped": self.grouped}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        fitted = cls(expect(state["trained"], FoldModels), state["residual"], expect(state["grouped"], bool))
-        fitted.verify()
-        fitted.trained.verify(fitted.n, 1)
-        return fitted
+    def check_state(cls, state: dict[str, Any]) -> None:
+        state["trained"].verify(len(state["residual"]), 1)
+        super().check_state(state)
 
 
 @savable
@@ -159,16 +136,11 @@ class FittedForest(FittedUnseen):
             return []
         return [f"{self.forest.few}, and none to score {none:.0%} of them: grow more trees (n_estimators=100)"]
 
-    def state(self) -> dict[str, Any]:
-        return {"forest": self.forest, "residual": self.residual, "mean": self.mean}
-
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        fitted = cls(**state)
-        fitted.verify()
-        expect(fitted.forest, Forest).verify(REGRESSORS)
-        require(bool(np.isfinite(expect(fitted.mean, float))), "forest")
-        return fitted
+    def check_state(cls, state: dict[str, Any]) -> None:
+        state["forest"].verify(REGRESSORS)
+        require(bool(np.isfinite(state["mean"])), "forest")
+        super().check_state(state)
 
 
 @savable
@@ -196,11 +168,12 @@ class FoldsRegression(RegressionMethod):
         honest, outputs, models, _ = train_folds(self.model, bag, config, None, self.folds, self.repeats)
         residual = bag.y - outputs.mean(axis=0)[:, 0]
         trained = FoldModels(models, honest.fold, self.folds, config.seed)
-        return FittedFoldsRegression(trained, residual, bag.groups is not None, honest)
+        fitted = FittedFoldsRegression(trained, residual, bag.groups is not None)
+        fitted.honest = honest
+        return fitted
 
 
 @savable
-@dataclass(frozen=True)
 class OutOfBagRegression(RegressionMethod):
     """Full CP of a forest from one fit: training points and candidates are scored by the trees that have not seen them."""
 

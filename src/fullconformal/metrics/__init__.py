@@ -8,13 +8,25 @@ Metrics of intervals take floats (m, 2), lower and upper end, and the true value
 For a method without p-values, use the largest ε at which each label is still in the set (``predict_epsilon``).
 """
 
-from fullconformal.metrics.conditional import (
+from fullconformal.metrics.classification import (
     Gap,
     Slab,
     Strata,
     class_coverage,
     class_coverage_gap,
+    coverage,
+    empty_rate,
+    error_rate,
+    fuzziness,
+    mean_size,
+    nestedness_violations,
+    observed_fuzziness,
+    singleton_rate,
+    size_auc,
+    size_curve,
     size_stratified_coverage,
+    summary,
+    vovk_criteria,
     worst_slice_coverage,
 )
 from fullconformal.metrics.estimates import Curve, Estimate, Welch, per_object, welch
@@ -27,20 +39,6 @@ from fullconformal.metrics.intervals import (
     interval_worst_slice_coverage,
     mean_width,
     median_width,
-)
-from fullconformal.metrics.marginal import (
-    coverage,
-    empty_rate,
-    error_rate,
-    fuzziness,
-    mean_size,
-    nestedness_violations,
-    observed_fuzziness,
-    singleton_rate,
-    size_auc,
-    size_curve,
-    summary,
-    vovk_criteria,
 )
 
 __all__ = [

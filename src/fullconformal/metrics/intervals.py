@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.metrics.conditional import Slab, Strata, worst_slice
+from fullconformal.metrics.classification import Slab, Strata, worst_slice
 from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, check_level, mean
 
 

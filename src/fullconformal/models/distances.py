@@ -59,8 +59,7 @@ class Near:
 
 def blocks(length: int, row: int, size: int) -> Iterator[slice]:
     """Slices of as many rows of so many bytes as fit a block of this size."""
-    step = max(1, size // max(row, 1))
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+    return gen_batches(length, max(1, size // max(row, 1)))  # type: ignore[no-any-return]
 
 
 def without_self(block: FloatArray, at: slice, nothing: float) -> FloatArray:
@@ -142,10 +141,10 @@ class KernelDensityClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         if not 0 < self.bandwidth < np.inf:
             raise ValueError(f"bandwidth is {self.bandwidth}; it must be positive and finite")
         X, y = validate_data(self, X, y, dtype=np.float64)
-        # Whole numbers are always labels, and looking closer takes half a small fit.
+        # Whole numbers are always labels; looking closer takes half a small fit, and warns of many.
         if np.asarray(y).dtype.kind not in "biu":
             check_classification_targets(y)
-        self.X_ = X
+        self.X_: FloatArray = np.asarray(X)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
         return self
 
@@ -155,9 +154,9 @@ class KernelDensityClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         objects: npt.NDArray[np.float64] = validate_data(self, X, reset=False, dtype=np.float64)
         log_sums = np.empty((len(objects), len(self.classes_)))
         for at in gen_batches(len(objects), 256):
-            log_kernel = -cdist(objects[at], self.X_, "sqeuclidean") / (2 * self.bandwidth**2)
+            log_K = log_kernel(objects[at], self.X_, self.bandwidth)
             for c in range(len(self.classes_)):
-                log_sums[at, c] = np.logaddexp.reduce(log_kernel[:, self.y_ == c], axis=1)
+                log_sums[at, c] = log_sum(log_K[:, self.y_ == c])
         return np.asarray(softmax(log_sums, axis=1))
 
     def predict(self, X: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -31,10 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fullconformal.models.distances import log_sum
+from fullconformal.models.distances import FloatArray, log_sum
 from fullconformal.storage import savable
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 EPS = float(np.finfo(np.float64).eps)
 # A variance without a point is computed anew from the others where less than this share of it would be left: rounding is 1/LEFT units.

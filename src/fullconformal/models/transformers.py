@@ -27,9 +27,8 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _num_samples
 
 from fullconformal.models.objects import dense, equal, joined, take
-from fullconformal.models.updates import is_keyed, is_scaler, keys, relative_scaling
+from fullconformal.models.updates import FloatArray, is_keyed, is_scaler, keys, relative_scaling
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 Hashes = npt.NDArray[np.uint64]
 

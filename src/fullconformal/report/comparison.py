@@ -2,24 +2,207 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fullconformal import metrics
-from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, Welch
-from fullconformal.report.method_table import (
-    NOT_MEASURED,
-    Group,
-    MethodTable,
-    Record,
-    coverage_text,
-    seconds_text,
-    smallest_marked,
-)
+from fullconformal.metrics.estimates import BoolArray, Estimate, FloatArray, Welch, welch, wilson
+from fullconformal.runtime.files import one_line
+
+# Levels closer than this are equal.
+SAME_LEVEL = 1e-9
+NOT_MEASURED = float("nan")
+
+
+class Record(NamedTuple):
+    """One number: ``level`` is NaN if the metric does not depend on one, ``se`` if the number is not a mean."""
+
+    method: str
+    level: float
+    metric: str
+    value: float
+    se: float
+
+
+class Group(NamedTuple):
+    """Columns of the table that stay together: their title, and by heading the cell of each method."""
+
+    title: str
+    columns: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+class MethodTable(ABC):
+    """Records of methods measured on the same objects; prints as a table."""
+
+    methods: list[str]
+    levels: FloatArray
+    y: npt.NDArray[Any]
+    records: list[Record] = field(default_factory=list)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    guarantees: dict[str, str] = field(default_factory=dict)
+
+    @abstractmethod
+    def groups(self) -> list[list[Group]]:
+        """The columns: groups that stand in one table as far as its width allows."""
+
+    @abstractmethod
+    def _per_object(self, method: str, metric: str, level: float | None) -> FloatArray:
+        """The metric (m,) of each object alone."""
+
+    @property
+    @abstractmethod
+    def footnote(self) -> str:
+        """What stands below the table."""
+
+    def estimate(self, method: str, metric: str, level: float | None = None) -> Estimate:
+        """One number with its standard error.
+
+        Parameters
+        ----------
+        method, metric : str
+            As in ``records``.
+        level : float, optional
+            The confidence level, if the metric depends on one.
+        """
+        of_method = [record for record in self.records if record.method == method]
+        if not of_method:
+            known = [name for name in self.methods if name not in self.errors]
+            why = f" failed: {self.errors[method]}" if method in self.errors else " is unknown"
+            raise ValueError(f"method={method!r}{why}; there are results for: {', '.join(map(repr, known))}.")
+        for record in of_method:
+            same = np.isnan(record.level) if level is None else abs(record.level - level) < SAME_LEVEL
+            if record.metric == metric and same:
+                return Estimate(record.value, record.se)
+        known = sorted({record.metric for record in of_method if np.isnan(record.level) == (level is None)})
+        raise ValueError(
+            f"metric={metric!r} with level={level!r} is unknown; levels: {self.levels.tolist()}; metrics "
+            f"{'without' if level is None else 'with'} a level: {', '.join(known)}."
+        )
+
+    def _welch(self, a: str, b: str, metric: str, level: float | None, allowed: Sequence[str]) -> Welch:
+        """The one-sided Welch test that the mean of a metric, one of those allowed, is smaller for method a than for method b."""
+        if metric not in allowed:
+            raise ValueError(f"metric={metric!r} is unknown; allowed: {', '.join(map(repr, allowed))}.")
+        for method in (a, b):
+            # Raises if there is no such number.
+            self.estimate(method, metric, level)
+        return welch(self._per_object(a, metric, level), self._per_object(b, metric, level))
+
+    @property
+    def middle(self) -> float:
+        """The middle one of the levels."""
+        return float(self.levels[len(self.levels) // 2])
+
+    def add(self, method: str, level: float, found: Mapping[str, Estimate]) -> None:
+        """Add numbers of a method at a level, by the name of the metric."""
+        self.records.extend(Record(method, level, name, *estimate) for name, estimate in found.items())
+
+    def guarantee_group(self) -> Group:
+        """What is promised, by method."""
+        return Group("", {"guarantee": {k: self.guarantees.get(k, "") for k in self.methods if k not in self.errors}})
+
+    def times_group(self) -> Group:
+        """Times of fits and predictions."""
+        return Group("", {head: self.cells(f"{head}_seconds", show=seconds_text) for head in ("fit", "predict")})
+
+    def level_group(self, level: float, covered: str, metric: str, head: str) -> Group:
+        """Coverage, and sizes or widths, at a level; marked is the smallest among the methods whose coverage agrees with the level."""
+        from rich.text import Text
+
+        m, size = len(self.y), self.estimates(metric, level)
+        # Of few objects a standard error is too small, and zero where none is covered.
+        shares = {name: round(found.value * m) for name, found in self.estimates(covered, level).items()}
+        valid = [name for name, share in shares.items() if wilson(share, m)[1] >= level - SAME_LEVEL]
+        smallest = min((size[name].value for name in valid), default=NOT_MEASURED)
+        best = [name for name in valid if size[name].value == smallest]
+        marked = {k: Text(f"{v}*", style="bold green") if k in best else Text(f"{v} ") for k, v in size.items()}
+        coverage = self.cells(covered, level, lambda found: coverage_text(found, m))
+        return Group(f"{100 * level:g} %", {"coverage": coverage, head: marked})
+
+    def to_frame(self) -> Any:
+        """The records as a pandas DataFrame with columns method, level, metric, value, se."""
+        import pandas
+
+        return pandas.DataFrame(self.records, columns=list(Record._fields))
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        width = shutil.get_terminal_size((120, 24)).columns
+        file = io.StringIO()
+        Console(file=file, width=width).print(self)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """Tables of as many groups of columns as the width allows, then notes."""
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        wide = options.update(max_width=10_000)
+
+        def width(groups: list[Group]) -> int:
+            return Measurement.get(console, wide, self._table(groups)).maximum
+
+        for groups in self.groups():
+            while groups:
+                count = len(groups)
+                while count > 1 and width(groups[:count]) > options.max_width:
+                    count -= 1
+                yield self._table(groups[:count])
+                yield ""
+                groups = groups[count:]
+        for method, error in self.errors.items():
+            yield Text(f"{method} failed: {type(error).__name__}: {one_line(error)}", style="red")
+        yield Text(self.footnote, style="dim")
+
+    def _table(self, groups: list[Group]) -> Any:
+        """Groups of columns as a table, one row per method."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+        table.add_column("\nmethod", no_wrap=True)
+        for group in groups:
+            for k, head in enumerate(group.columns):
+                table.add_column(f"{'' if k else group.title}\n{head}", justify="right", no_wrap=True)
+        columns = [cells for group in groups for cells in group.columns.values()]
+        for method in self.methods:
+            failed = [Text("failed", style="red"), *[""] * (len(columns) - 1)]
+            table.add_row(Text(method), *(failed if method in self.errors else [cells[method] for cells in columns]))
+        return table
+
+    def estimates(self, metric: str, level: float | None = None) -> dict[str, Estimate]:
+        """One number of each method that did not fail."""
+        return {name: self.estimate(name, metric, level) for name in self.methods if name not in self.errors}
+
+    def cells(self, metric: str, level: float | None = None, show: Callable[[Estimate], str] = str) -> dict[str, str]:
+        """The same as text."""
+        return {name: show(found) for name, found in self.estimates(metric, level).items()}
+
+
+def coverage_text(found: Estimate, m: int) -> str:
+    """A coverage of m objects; where all or none are covered, with the end of Wilson's 95 % interval, as the standard error is zero."""
+    if 0 < found.value < 1 or not m:
+        return str(found)
+    low, high = wilson(round(found.value * m), m)
+    return f"{found.value:.3f} (≥ {low:.3f})" if found.value else f"{found.value:.3f} (≤ {high:.3f})"
+
+
+def seconds_text(time: Estimate) -> str:
+    """A time in seconds or milliseconds."""
+    return f"{time.value:.3g} s" if time.value >= 0.1 else f"{1e3 * time.value:.3g} ms"
+
 
 # Metrics of intervals that are means over objects, which can be tested.
 TESTED = ("mean_width", "interval_score")
@@ -27,7 +210,7 @@ TESTED = ("mean_width", "interval_score")
 ON_P = {"size_auc": False, "fuzziness": False, "observed_fuzziness": True}
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class Comparison(MethodTable):
     """Methods measured on the same objects; prints as a table. Returned by `fullconformal.compare`.
 
@@ -68,15 +251,9 @@ class Comparison(MethodTable):
     'mean set size'
     """
 
-    methods: list[str]
-    levels: FloatArray
-    y: npt.NDArray[Any]
     classes: npt.NDArray[Any]
-    records: list[Record]
-    p: dict[str, FloatArray]
-    sets: dict[str, BoolArray]
-    errors: dict[str, Exception]
-    guarantees: dict[str, str] = field(default_factory=dict)
+    p: dict[str, FloatArray] = field(default_factory=dict)
+    sets: dict[str, BoolArray] = field(default_factory=dict)
 
     def welch(self, a: str, b: str, metric: str = "size_auc", level: float | None = None) -> Welch:
         """The one-sided Welch test, as in the paper, that the mean of ``metric`` is smaller for method a than for method b.
@@ -119,55 +296,33 @@ class Comparison(MethodTable):
         )
 
     def groups(self) -> list[list[Group]]:
-        return [[self._level_group(level) for level in self.levels], self._overall_groups()]
-
-    def _level_group(self, level: float) -> Group:
-        """Coverage and size at a level; marked is the smallest size among methods with enough coverage."""
-        coverage, size = self.estimates("coverage", level), self.estimates("mean_size", level)
-        found = {
-            "coverage": {k: coverage_text(v, len(self.y)) for k, v in coverage.items()},
-            "size": smallest_marked(coverage, size, level, len(self.y)),
-        }
-        return Group(f"{100 * level:g} %", found)
-
-    def _overall_groups(self) -> list[Group]:
-        """Metrics that do not depend on a level, and the gap between classes at the middle one."""
-        level = self.middle
+        at_levels = [self.level_group(level, "coverage", "mean_size", "size") for level in self.levels]
         heads = {"size_auc": "size AUC", "fuzziness": "fuzziness", "observed_fuzziness": "obs. fuzziness"}
-
-        def cells(metric: str, level: float | None = None, show: Callable[[Estimate], str] = str) -> dict[str, str]:
-            return {method: show(found) for method, found in self.estimates(metric, level).items()}
-
-        return [
+        overall = [
             self.guarantee_group(),
-            *(Group("", {head: cells(metric)}) for metric, head in heads.items()),
-            Group(f"{100 * level:g} %", {"class gap": cells("class_coverage_gap", level)}),
-            Group("", {"not nested": cells("nestedness_violations", show=lambda n: str(n) if n.value else "0")}),
-            Group("", {head: cells(f"{head}_seconds", show=seconds_text) for head in ("fit", "predict")}),
+            *(Group("", {head: self.cells(metric)}) for metric, head in heads.items()),
+            Group(f"{100 * self.middle:g} %", {"class gap": self.cells("class_coverage_gap", self.middle)}),
+            Group("", {"not nested": self.cells("nestedness_violations", show=lambda n: str(n) if n.value else "0")}),
+            self.times_group(),
         ]
+        return [at_levels, overall]
+
+    def measure(self, method: str, p: FloatArray, sets: BoolArray, path: BoolArray) -> None:
+        """Measure a method by its p (m, C), its sets (m, C, L) at the levels, and its sets (m, C, G) at a grid of levels."""
+        y, classes = self.y, self.classes
+        for k, level in enumerate(self.levels.tolist()):
+            at = sets[:, :, k]
+            gap = metrics.class_coverage_gap(at, y, level, classes)
+            found = {"coverage": metrics.coverage(at, y, classes), "mean_size": metrics.mean_size(at),
+                     "class_coverage_gap": gap.mean, "worst_class_coverage_gap": gap.worst}  # fmt: skip
+            by_label = metrics.class_coverage(at, y, classes)
+            self.add(method, level, found | {f"class_coverage[{label}]": each for label, each in by_label.items()})
+        overall = {name: getattr(metrics, name)(p, **self._truth(name)) for name in ON_P}
+        self.add(method, NOT_MEASURED, overall | {"nestedness_violations": metrics.nestedness_violations(path)})
+        self.p[method], self.sets[method] = p, sets
 
 
-def add_method(
-    out: Comparison, method: str, p: FloatArray, sets: BoolArray, path: BoolArray, seconds: dict[str, float]
-) -> None:
-    """Add a method by its p (m, C), its sets (m, C, L) at the levels, its sets (m, C, G) at a grid of levels, and its times."""
-    y, classes = out.y, out.classes
-    for k, level in enumerate(out.levels.tolist()):
-        at = sets[:, :, k]
-        gap = metrics.class_coverage_gap(at, y, level, classes)
-        found = {"coverage": metrics.coverage(at, y, classes), "mean_size": metrics.mean_size(at),
-                 "class_coverage_gap": gap.mean, "worst_class_coverage_gap": gap.worst}  # fmt: skip
-        by_label = metrics.class_coverage(at, y, classes)
-        found |= {f"class_coverage[{label}]": estimate for label, estimate in by_label.items()}
-        out.records.extend(Record(method, level, name, *estimate) for name, estimate in found.items())
-    overall = {name: getattr(metrics, name)(p, **out._truth(name)) for name in ON_P}
-    overall["nestedness_violations"] = metrics.nestedness_violations(path)
-    overall |= {name: Estimate(value, NOT_MEASURED) for name, value in seconds.items()}
-    out.records.extend(Record(method, NOT_MEASURED, name, *estimate) for name, estimate in overall.items())
-    out.p[method], out.sets[method] = p, sets
-
-
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class IntervalComparison(MethodTable):
     """Regressors measured on the same objects; prints as a table. Returned by `fullconformal.compare`.
 
@@ -202,13 +357,7 @@ class IntervalComparison(MethodTable):
     'mean width'
     """
 
-    methods: list[str]
-    levels: FloatArray
-    y: npt.NDArray[Any]
-    records: list[Record]
-    intervals: dict[str, FloatArray]
-    errors: dict[str, Exception]
-    guarantees: dict[str, str] = field(default_factory=dict)
+    intervals: dict[str, FloatArray] = field(default_factory=dict)
 
     def welch(self, a: str, b: str, metric: str = "mean_width", level: float | None = None) -> Welch:
         """The one-sided Welch test that the mean of ``metric`` is smaller for method a than for method b.
@@ -246,28 +395,15 @@ class IntervalComparison(MethodTable):
         )
 
     def groups(self) -> list[list[Group]]:
-        times = {head: self.estimates(f"{head}_seconds") for head in ("fit", "predict")}
-        shown = {head: {name: seconds_text(found) for name, found in of.items()} for head, of in times.items()}
-        return [[self._level_group(level) for level in self.levels], [self.guarantee_group(), Group("", shown)]]
+        return [[self._level_group(level) for level in self.levels], [self.guarantee_group(), self.times_group()]]
 
     def _level_group(self, level: float) -> Group:
-        coverage, width = self.estimates("interval_coverage", level), self.estimates("mean_width", level)
-        score = {name: str(found) for name, found in self.estimates("interval_score", level).items()}
-        shown = {
-            "coverage": {k: coverage_text(v, len(self.y)) for k, v in coverage.items()},
-            "width": smallest_marked(coverage, width, level, len(self.y)),
-        }
-        return Group(f"{100 * level:g} %", {**shown, "interval score": score})
+        title, columns = self.level_group(level, "interval_coverage", "mean_width", "width")
+        return Group(title, columns | {"interval score": self.cells("interval_score", level)})
 
-
-def add_regressor(
-    out: IntervalComparison, method: str, intervals: FloatArray, predicted: FloatArray, seconds: dict[str, float]
-) -> None:
-    """Add a method by its intervals (m, 2, L) at the levels, its predictions (m,) and its times."""
-    for k, level in enumerate(out.levels.tolist()):
-        found = metrics.interval_summary(intervals[:, :, k], out.y, level)
-        out.records.extend(Record(method, level, name, *estimate) for name, estimate in found.items())
-    overall = {name: Estimate(value, NOT_MEASURED) for name, value in seconds.items()}
-    overall["mean_squared_error"] = metrics.estimates.mean((predicted - out.y) ** 2)
-    out.records.extend(Record(method, NOT_MEASURED, name, *estimate) for name, estimate in overall.items())
-    out.intervals[method] = intervals
+    def measure(self, method: str, intervals: FloatArray, predicted: FloatArray) -> None:
+        """Measure a method by its intervals (m, 2, L) at the levels, and its predictions (m,)."""
+        for k, level in enumerate(self.levels.tolist()):
+            self.add(method, level, metrics.interval_summary(intervals[:, :, k], self.y, level))
+        self.add(method, NOT_MEASURED, {"mean_squared_error": metrics.estimates.mean((predicted - self.y) ** 2)})
+        self.intervals[method] = intervals

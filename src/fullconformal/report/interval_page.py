@@ -17,8 +17,7 @@ from fullconformal import metrics
 from fullconformal.metrics.estimates import FloatArray, wilson
 from fullconformal.metrics.intervals import check_truth, held, widths
 from fullconformal.report.objects import chosen_columns, columns_of, evenly, identified, parts
-from fullconformal.report.page import base64, facts_of, fill_template, write_page
-from fullconformal.report.plots import COLOURS, STYLES
+from fullconformal.report.page import base64, check_methods, facts_of, fill_template, write_page
 
 FIFTHS = ["the narrowest fifth", "second fifth", "third fifth", "fourth fifth", "the widest fifth"]
 
@@ -189,9 +188,7 @@ def finite(x: float) -> float | None:
 
 def checked(intervals: Mapping[str, npt.ArrayLike], levels: FloatArray) -> dict[str, FloatArray]:
     """Intervals (m, 2, L) by name, all of one shape."""
-    most = len(COLOURS) * len(STYLES)
-    if not isinstance(intervals, Mapping) or not 1 <= len(intervals) <= most:
-        raise ValueError(f"intervals must map 1 to {most} names of methods to intervals (m, 2, L).")
+    check_methods("intervals", intervals, "intervals (m, 2, L)")
     if levels.ndim != 1 or not levels.size or (np.diff(levels) <= 0).any() or levels[0] <= 0 or levels[-1] >= 1:
         raise ValueError("levels must be increasing numbers strictly between 0 and 1.")
     values = {str(name): np.asarray(value, dtype=np.float64) for name, value in intervals.items()}

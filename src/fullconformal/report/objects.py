@@ -106,19 +106,23 @@ class Rows(NamedTuple):
 
 def rows_at(rows: Any, shown: npt.NDArray[np.intp], names: Sequence[Any] | None, max_features: int = 60) -> Rows:
     """The rows `shown` of a DataFrame or array (m, d), and at most `max_features` of their columns."""
-    given = getattr(rows, "columns", None) if names is None else names
     values = np.asarray(rows, dtype=object)
     # Texts are rows of one column.
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2:
         raise ValueError(f"rows must have shape (m, d), got {values.shape}; give pictures as images.")
-    d = values.shape[1]
-    names = [f"x{j}" for j in range(d)] if given is None else list(given)
-    if len(names) != d:
-        raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(names)}.")
     table = [[cell(v) for v in row[:max_features]] for row in values[shown]]
-    return Rows([str(name) for name in names[:max_features]], table, d)
+    return Rows(names_of(rows, values.shape[1], names)[:max_features], table, values.shape[1])
+
+
+def names_of(rows: Any, d: int, names: Sequence[Any] | None) -> list[str]:
+    """Names of the d columns of rows: those given, those that a DataFrame has, or numbers."""
+    given = getattr(rows, "columns", None) if names is None else names
+    found = [f"x{j}" for j in range(d)] if given is None else [str(name) for name in given]
+    if len(found) != d:
+        raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(found)}.")
+    return found
 
 
 def cell(value: Any) -> Any:
@@ -202,12 +206,8 @@ def columns_of(rows: Any, names: Sequence[Any] | None) -> list[tuple[str, npt.ND
         return []
     frame = hasattr(rows, "iloc")
     values: Any = rows if frame else np.asarray(rows)
-    d = values.shape[1]
-    given = list(rows.columns) if frame and names is None else [f"x{j}" for j in range(d)] if names is None else names
-    if len(given) != d:
-        raise ValueError(f"feature_names must hold one name for each of the {d} columns of the rows, got {len(given)}.")
-    columns = [values.iloc[:, j].to_numpy() if frame else values[:, j] for j in range(min(d, 30))]
-    return [(str(name), column) for name, column in zip(given, columns, strict=False)]
+    named = enumerate(names_of(rows, values.shape[1], names)[:30])
+    return [(name, values.iloc[:, j].to_numpy() if frame else values[:, j]) for j, name in named]
 
 
 def chosen_columns(by: Any, m: int, columns: list[tuple[str, npt.NDArray[Any]]]) -> list[tuple[str, npt.NDArray[Any]]]:

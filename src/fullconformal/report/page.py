@@ -49,21 +49,14 @@ def write_report(path: str | Path, p: Mapping[str, npt.ArrayLike], y: npt.ArrayL
     >>> write_report(f"{folder}/report.html", {"ours": [[0.7, 0.05], [0.3, 0.2]]}, [0, 1]).name
     'report.html'
     """
-    check_folder(path)
+    check_writable(path)
     return write_page(path, render_report(p, y, **options))
 
 
 def write_page(path: str | Path, page: str) -> Path:
     """Write a page to a file, completely or not at all, and return its path."""
-    path = check_folder(path)
     with finished_or_nothing(path) as partial:
         partial.write_text(page, encoding="utf-8")
-    return path
-
-
-def check_folder(path: str | Path) -> Path:
-    """The path, or an error if no file can be written there."""
-    check_writable(path)
     return Path(path)
 
 
@@ -283,11 +276,7 @@ def checked(
     p: Mapping[str, npt.ArrayLike], y: npt.ArrayLike, classes: npt.ArrayLike | None
 ) -> tuple[dict[str, FloatArray], list[str], Codes]:
     """p-values (m, C) by name, labels (C,) as text, and the column of each true label (m,)."""
-    # Each method has its own colour and style of line.
-    most = len(COLOURS) * len(STYLES)
-    if not isinstance(p, Mapping) or not 1 <= len(p) <= most:
-        given = f"{len(p)} methods" if isinstance(p, Mapping) else type(p).__name__
-        raise ValueError(f"p must map 1 to {most} names of methods to p-values (m, C), got {given}.")
+    check_methods("p", p, "p-values (m, C)")
     values = {str(name): check_p(value) for name, value in p.items()}
     shape = next(iter(values.values())).shape
     for name, value in values.items():
@@ -299,6 +288,14 @@ def checked(
     # Labels that no method knows: they are in no set.
     values = {name: widened(value, len(labels)) for name, value in values.items()}
     return values, [str(label) for label in labels], codes
+
+
+def check_methods(name: str, given: Any, what: str) -> None:
+    """Raise unless it maps names of methods to something: each has a colour and style of line of its own."""
+    most = len(COLOURS) * len(STYLES)
+    if not isinstance(given, Mapping) or not 1 <= len(given) <= most:
+        found = f"{len(given)} methods" if isinstance(given, Mapping) else type(given).__name__
+        raise ValueError(f"{name} must map 1 to {most} names of methods to {what}, got {found}.")
 
 
 def widened(columns: FloatArray, width: int) -> FloatArray:

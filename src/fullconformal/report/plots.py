@@ -41,8 +41,7 @@ def plot_size_curve(
     grid = np.linspace(0, 0.2, 201) if epsilons is None else np.asarray(epsilons, dtype=np.float64)
     for (name, values), (colour, style) in zip(p.items(), _line_styles(), strict=False):
         curve = metrics.size_curve(values, grid)
-        ax.plot(grid, curve.value, color=colour, label=name, lw=1.8, ls=style)
-        ax.fill_between(grid, curve.value - curve.se, curve.value + curve.se, color=colour, alpha=0.15, lw=0)
+        _band(ax, grid, curve.value, (curve.value - curve.se, curve.value + curve.se), name, colour, style)
     ax.axhline(1, color="0.6", lw=0.8, ls=":")
     for level in levels:
         ax.axvline(1 - level, color="0.6", lw=0.8, ls=":")
@@ -72,9 +71,7 @@ def plot_calibration(
     ax.plot([grid.min(), 1], [grid.min(), 1], color=GREY, lw=1, ls=":", label="confidence level")
     for (name, values), (colour, style) in zip(p.items(), _line_styles(), strict=False):
         share = [metrics.coverage(prediction_sets(values, level), y, classes).value for level in grid]
-        ax.plot(grid, share, color=colour, label=name, lw=1.8, ls=style)
-        low, high = np.transpose([wilson(round(q * m), m) for q in share])
-        ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
+        _band(ax, grid, share, np.transpose([wilson(round(q * m), m) for q in share]), name, colour, style)
     ax.set(xlabel="confidence level", ylabel="coverage", xlim=(grid.min(), 1), ylim=(None, 1.002))
     _in_percent(ax.xaxis, ax.yaxis)
     ax.legend(frameon=False)
@@ -158,9 +155,8 @@ def plot_widths(intervals: ByMethod, levels: npt.ArrayLike, *, ax: Any = None) -
         width, se = np.transpose([metrics.mean_width(ends[:, :, k]) for k in range(len(at))])
         # Infinite intervals have no place on the axis.
         finite = np.isfinite(width)
-        ax.plot(at[finite], width[finite], color=colour, label=name, lw=1.8, ls=style, marker="o", ms=4)
-        low, high = (width + sign * np.nan_to_num(se) for sign in (-1, 1))
-        ax.fill_between(at[finite], low[finite], high[finite], color=colour, alpha=0.15, lw=0)
+        width, se = width[finite], np.nan_to_num(se[finite])
+        _band(ax, at[finite], width, (width - se, width + se), name, colour, style, marker="o", ms=4)
     ax.set(xlabel="confidence level", ylabel="mean width", ylim=(0, None))
     _in_percent(ax.xaxis)
     ax.legend(frameon=False)
@@ -189,6 +185,12 @@ def plot_p_values(
     ax.minorticks_off()
     ax.invert_yaxis()
     return ax
+
+
+def _band(ax: Any, x: Any, y: Any, ends: Any, name: str, colour: str, style: str, **options: Any) -> None:
+    """A line through (x, y) with a band between its two ends."""
+    ax.plot(x, y, color=colour, label=name, lw=1.8, ls=style, **options)
+    ax.fill_between(x, *ends, color=colour, alpha=0.15, lw=0)
 
 
 def _line_styles() -> Iterator[tuple[str, str]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from threading import Lock, RLock, Thread
+from threading import Lock, Timer
 from typing import Any
 
 import joblib
@@ -26,6 +26,9 @@ from torch.profiler import record_function
 
 from fullconformal.pvalues import FloatArray
 from fullconformal.runtime.files import Parts
+
+#: told how much is done, of how much
+Progress = Callable[[int, int], None]
 
 
 @contextmanager
@@ -40,14 +43,14 @@ LONG = 10.0
 
 
 @contextmanager
-def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback (done, total) that draws a progress bar with the time left; None where it is not shown.
+def progress_bar(label: str, shown: int | None) -> Iterator[Progress]:
+    """A callback (done, total) that draws a progress bar with the time left; `nobody` where it is not shown.
 
     Where ``shown`` is None it is shown once the work is seen to take more than about ten seconds, with the time it will take: as a bar
     on a terminal and in a notebook, as one line on standard error elsewhere. Ten seconds without a first part done are told of as well.
     """
     if shown is not None and not shown:
-        yield None
+        yield nobody
         return
     watch = Watch(label, automatic=shown is None)
     try:
@@ -56,10 +59,12 @@ def progress_bar(label: str, shown: int | None) -> Iterator[Callable[[int, int],
         watch.close()
 
 
-def onwards(progress: Progress | None, before: int, size: int, whole: int) -> Progress | None:
-    """Progress with some objects, as many as `size`, of the whole, of which others were done before; None where nobody is told."""
-    if progress is None:
-        return None
+def nobody(done: int, total: int) -> None:
+    """Who is told of progress where none is shown."""
+
+
+def onwards(progress: Progress, before: int, size: int, whole: int) -> Progress:
+    """Progress with some objects, as many as `size`, of the whole, of which others were done before."""
     # In thousandths: one object may take many refits.
     return lambda done, total: progress(1000 * before + 1000 * size * done // max(total, 1), 1000 * whole)
 
@@ -73,15 +78,18 @@ class Watch:
         self.task: Any = None
         self.first: tuple[int, float] | None = None
         self.drawing = Lock()
-        if automatic:
-            # A first part may take long itself.
-            CLOCK.mind(self)
-        else:
+        # A first part may take long itself.
+        self.timer = Timer(LONG, self.overdue)
+        self.timer.name, self.timer.daemon = f"fullconformal: {label}", True
+        if not automatic:
             self.draw(label, stderr=False)
+            return
+        with suppress(RuntimeError):  # no more threads, or the interpreter is about to end: nothing is said
+            self.timer.start()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A fitted predictor keeps what it was fitted with: a copy of that, or a pickle, tells nobody."""
-        return type(None), ()
+        return partial, (nobody,)
 
     def __call__(self, done: int, total: int) -> None:
         """So much is done, of so much."""
@@ -94,14 +102,9 @@ class Watch:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
 
-    @property
-    def late(self) -> bool:
-        """Whether it has taken long."""
-        return time.monotonic() - self.began > LONG
-
     def overdue(self) -> None:
         """Say that it takes long, where how long is not known yet."""
-        with self.drawing:
+        with self.drawing, suppress(OSError, ValueError):  # nobody listens any more
             if not self.told:
                 self.draw(f"{self.label}: more than {duration(LONG)}")
 
@@ -135,61 +138,11 @@ class Watch:
 
     def close(self) -> None:
         """Take the bar away."""
-        CLOCK.forget(self)
+        self.timer.cancel()
         with self.drawing:
             self.told = True
             if self.bar is not None:
                 self.bar.stop()
-
-
-class Clock:
-    """One thread that looks at all work going on, once a second: to start one for each fit takes longer than a small fit.
-
-    It ends with the work, as notebooks show what a thread says below the cell that started it.
-    """
-
-    def __init__(self, tick: float = 1.0) -> None:
-        self.tick = tick
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Nothing goes on, as in a process that was forked: it has the watches of the other one and its lock, maybe held, but no thread."""
-        self.watches, self.lock, self.running = set[Watch](), RLock(), False
-
-    def mind(self, watch: Watch) -> None:
-        """Have the watch say so when it is overdue."""
-        with self.lock:
-            self.watches.add(watch)
-            if not self.running:
-                self.running = True
-                try:
-                    Thread(target=self.run, name="fullconformal-clock", daemon=True).start()
-                except RuntimeError:  # no more threads, or the interpreter is about to end: nothing is said
-                    self.running = False
-
-    def forget(self, watch: Watch) -> None:
-        """Its work is done."""
-        with self.lock:
-            self.watches.discard(watch)
-
-    def run(self) -> None:
-        """Until no work is left that has not been told of."""
-        while True:
-            time.sleep(self.tick)
-            with self.lock:
-                late = {watch for watch in self.watches if watch.late}
-                self.watches -= late
-                self.running = on = bool(self.watches)
-            for watch in late:
-                with suppress(OSError, ValueError):  # nobody listens any more
-                    watch.overdue()
-            if not on:
-                return
-
-
-CLOCK = Clock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CLOCK.start_over)
 
 
 def duration(seconds: float) -> str:
@@ -203,8 +156,12 @@ def duration(seconds: float) -> str:
     return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
 
 
-#: told how much is done, of how much
-Progress = Callable[[int, int], None]
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What a call returns, and the seconds it took."""
+    start = time.perf_counter()
+    return call(*arguments), time.perf_counter() - start
+
+
 Call = tuple[Any, ...]  # a function and its arguments
 
 ATTEMPTS = 5  # at the same tasks, without one more of them finished

@@ -5,6 +5,7 @@ from fullconformal.storage.container import StorageError
 from fullconformal.storage.limits import LIMITS
 from fullconformal.storage.values import (
     budget,
+    check_fields,
     conforms,
     defaults,
     expect,
@@ -17,5 +18,6 @@ from fullconformal.storage.values import (
 
 __all__ = [
     "LIMITS",
-    "StorageError", "budget", "conforms", "defaults", "expect", "hints_of", "one_line", "parameters", "printable", "require", "savable",
+    "StorageError", "budget", "check_fields", "conforms",
+    "defaults", "expect", "hints_of", "one_line", "parameters", "printable", "require", "savable",
 ]  # fmt: skip

@@ -211,14 +211,6 @@ def build(node: dict[str, Any], unpacker: Unpacker) -> nn.Module:
         return cls(**arguments)
 
 
-def activations(module: nn.Module, shape: tuple[int, ...]) -> list[int]:
-    """How many numbers each of the known layers makes of one object of a shape, without making them.
-
-    Padding and pooling make large arrays of small ones, and no weight bears them out. A factory's layers are the loader's own code.
-    """
-    return [math.prod(after) for _, _, after in walk(module, shape)]
-
-
 def walk(module: nn.Module, shape: tuple[int, ...]) -> Walk:
     """The layers in their order, each with the shapes of an object before and behind it; the last of these comes back."""
     if type(module).__name__ in WRAPPERS:
@@ -280,9 +272,13 @@ def shape_after(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_activations(module: nn.Module, shape: tuple[int, ...], rows: int, numbers: int) -> int:
-    """The largest array a loaded network makes of an object of a shape; an error where so many rows in the file would make too much."""
-    sizes = activations(module, shape)
-    aside = max((on_the_way(*step) for step in walk(module, shape)), default=0)
+    """The largest array a loaded network makes of an object of a shape; an error where so many rows in the file would make too much.
+
+    Padding and pooling make large arrays of small ones, and no weight bears them out. A factory's layers are the loader's own code.
+    """
+    steps = list(walk(module, shape))
+    sizes = [math.prod(after) for _, _, after in steps]
+    aside = max((on_the_way(*step) for step in steps), default=0)
     total = rows * sum(sizes) + aside
     require(
         total <= LIMITS.activations(numbers + sum(q.numel() for q in module.parameters())),

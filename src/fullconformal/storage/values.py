@@ -10,7 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Set
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
@@ -303,15 +303,20 @@ def hints_of(cls: Any) -> dict[str, Any]:
 
 
 def from_fields(cls: Any, values: dict[str, Any]) -> Any:
-    """A dataclass from its fields, whose types are checked.
-
-    Fields with a default may be missing: a file that was written before they were added does not know them.
-    """
-    hints, names = hints_of(cls), {field.name for field in fields(cls)}
-    needed = {field.name for field in fields(cls) if field.default is MISSING}
-    if not needed <= set(values) <= names or not all(conforms(part, hints[name]) for name, part in values.items()):
-        raise StorageError(f"the fields of {cls.__name__} are not what they should be")
+    """A dataclass from its fields, whose types are checked."""
+    check_fields(cls, values, hints_of(cls))
     return cls(**values)
+
+
+def check_fields(cls: Any, values: dict[str, Any], hints: dict[str, Any]) -> None:
+    """Raise unless these are arguments of a constructor, of the annotated types.
+
+    Those with a default may be missing: a file that was written before they were added does not know them.
+    """
+    known = parameters(cls)
+    whole = {name for name, default in known.items() if default is inspect.Parameter.empty} <= set(values) <= set(known)
+    if not whole or not all(conforms(part, hints.get(name, Any)) for name, part in values.items()):
+        raise StorageError(f"the fields of {cls.__name__} are not what they should be")
 
 
 def exactly(cls: type, value: Any) -> Any:
