@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
@@ -143,6 +144,8 @@ CASES = {
             MinMaxScaler(), QuantileTransformer(n_quantiles=9), PowerTransformer(), PCA(3), LogisticRegression()
         )
     ),
+    "pipeline, discriminants": lambda: FullConformalClassifier(
+        make_pipeline(LinearDiscriminantAnalysis(n_components=1), KNeighborsClassifier(3))),
     "pipeline, network": lambda: FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (5,), 3)), max_epochs=5),
     "forest": lambda: FullConformalClassifier(RandomForestClassifier(8), random_state=3),
     "forest, pipeline": lambda: FullConformalClassifier(
