@@ -132,7 +132,7 @@ def naming_columns(X: Any) -> Iterator[None]:
         if not quoted:
             raise
         remedy = "correct or clear such cells (pandas.read_csv: na_values=), or encode the column"
-        raise ValueError(f"the Pipeline does not take X's column {', '.join(quoted)}: {text}; {remedy}.") from error
+        raise ValueError(f"the Pipeline does not take X: {text} (found in {', '.join(quoted)}); {remedy}.") from error
 
 
 def transformed(out: Any) -> Any:
