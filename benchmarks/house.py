@@ -249,7 +249,7 @@ def numbers(root: Path) -> dict[str, tuple[int, int]]:
         # many classes that need no matrix each, with a default that nobody has to wait for; lassos of dependent columns, codes that are
         # copied as written, models told of whose sets would be useless, and columns named that a Pipeline fails on.
         "modules": (modules(root), 137),
-        "code lines": (all_code_lines(root), 18_939),
+        "code lines": (all_code_lines(root), 18_938),
         "longest module, code lines": (longest_module(root)[0], 250),
         "private names across a room's border": (len(crossings(root)), 0),
         "numeric tuning constants": (len(constants(root)), 64),

@@ -109,7 +109,7 @@ def width(estimator: Any) -> int:
         asked = estimator.n_components if isinstance(estimator.n_components, (int, np.integer)) else given
         return max(len(getattr(estimator, "components_", ())), int(asked))
     if name == "LinearDiscriminantAnalysis":
-        return max(given, *np.shape(getattr(estimator, "scalings_", ())))
+        return int(max(given, *np.shape(getattr(estimator, "scalings_", ()))))
     if name == "OneHotEncoder":
         return sum(getattr(estimator, "_n_features_outs", ()))
     if name == "KBinsDiscretizer":
