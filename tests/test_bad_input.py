@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 import torch
 from cases import bad_data
+from sklearn.compose import make_column_transformer
 from sklearn.ensemble import AdaBoostClassifier, HistGradientBoostingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from torch import nn
 
 from fullconformal import (
@@ -87,7 +88,7 @@ class Explodes(nn.Module):
         ({"estimator": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d in training mode"),
         ({"estimator": Explodes(5)}, r"logits of shape \(batch, 3\)"),
         ({"estimator": nn.Linear(7, 3)}, "estimator does not take X of shape"),
-        ({"estimator": nn.Embedding(9, 3)}, r"in float\d+ \(x.long\(\) has whole numbers\): .* Long"),
+        ({"estimator": nn.Embedding(9, 3)}, r"in float\d+ \(of codes, an Embedding takes x.long\(\)\): .* Long"),
         ({"estimator": LogisticRegression(class_weight="balanced"), "method": "symmetric"}, "class_weight='balanced'"),
         ({"estimator": LogisticRegression(l1_ratio=1.0, solver="saga"), "method": "symmetric"}, "L1 penalty"),
         ({"estimator": LogisticRegression(solver="liblinear"), "method": "symmetric"}, "penalises the intercept"),
@@ -740,3 +741,55 @@ def test_seeds_that_are_none(seed):
     """Also where the fit takes no random numbers."""
     with pytest.raises(ValueError, match=r"[Ss]eed"):
         FullConformalClassifier(random_state=seed).fit(X, Y)
+
+
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+def test_errors_of_transformers_name_the_column(make):
+    """scikit-learn quotes the text, but of twenty columns does not say which one holds it."""
+    table = pd.DataFrame({"age": X[:, 0], "weight": X[:, 1], "kind": Y}).astype({"weight": object})
+    numbers = make_column_transformer((StandardScaler(), ["age", "weight"]), (OneHotEncoder(), ["kind"]))
+    clf = make(make_pipeline(numbers, LogisticRegression()))
+    odd = table.copy()
+    odd.loc[7, "weight"] = "n/k"
+    with pytest.raises(
+        ValueError, match=r"does not take X: could not convert .* 'n/k' \(found in 'weight'\); correct or"
+    ):
+        clf.fit(odd, Y)
+    clf.fit(table, Y)
+    with pytest.raises(ValueError, match=r"could not convert .* 'n/k' \(found in 'weight'\)"):
+        clf.predict_p(odd)
+    with pytest.raises(ValueError, match=r"Found unknown categories .*'new'.* \(found in 'kind'\)"):
+        clf.predict_p(table.assign(kind="new"))
+
+
+def test_transformers_that_fail_on_one_object_are_told_apart_from_missing_values():
+    scaled = FunctionTransformer(lambda X: (X - X.mean(0)) / X.std(0))
+    alone = np.errstate(invalid="ignore")
+    with alone, pytest.raises(ValueError, match="another result for an object by itself than beside others"):
+        FullConformalClassifier(make_pipeline(scaled, LogisticRegression())).fit(X, Y)
+
+
+class Codes(nn.Module):
+    """Logits of two columns of codes below five."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.last = nn.Embedding(5, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.rows(x.long()).flatten(1))
+
+
+@pytest.mark.parametrize("make", [FullConformalClassifier, SplitConformalClassifier])
+def test_codes_that_an_embedding_lacks_are_named(make):
+    codes = np.random.default_rng(0).integers(0, 5, (60, 2))
+    clf = make(Codes(), max_epochs=1).fit(codes, codes[:, 0] > 1)
+    with pytest.raises(ValueError, match="a code that no Embedding of the network has; raise num_embeddings"):
+        clf.predict_p(codes + 3)
+
+
+@pytest.mark.parametrize("method", ["folds", "influence"])
+def test_dropout_of_nothing_is_no_dropout(method):
+    """Layers of a Transformer hold Dropout(0) where they are to have none."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0))
+    assert FullConformalClassifier(net, method=method, max_epochs=1).fit(X, Y).predict_p(X[:2]).shape == (2, 3)

@@ -611,3 +611,28 @@ def test_labels_that_contain_the_separator_get_a_note(tmp_path, monkeypatch):
         "joined by |, and 'a|b' contains it; -o sets.parquet" in ok("predict", "model", "few.csv", "-o", "s.csv").stderr
     )
     assert "joined by" not in ok("predict", "model", "few.csv", "-o", "s.parquet").stderr
+
+
+@pytest.mark.parametrize("out", ["sets.csv", "sets.parquet"])
+def test_identifiers_with_gaps_or_leading_zeros_are_kept_as_written(out, tmp_path):
+    """Missing cells make floats of a column: 31741.0, and of eighteen digits other ones."""
+    order = [f"{k:03}" for k in range(100, 140)] + [""]
+    long = [str(10**17 + 3**k) for k in range(40)] + [""]
+    labelled(tmp_path / "old.csv", [*["a", "b"] * 20, "a"], order=order, long=long, code=[f"0{k}" for k in range(41)])
+    for drop in ([], ["--drop", "order", "--drop", "long", "--drop", "code"]):
+        ok("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model", *drop)
+        keep = [word for name in ("order", "long", "code") for word in ("--keep", name)]
+        ok("predict", tmp_path / "model", tmp_path / "old.csv", *keep, "-o", tmp_path / out, "-q")
+        found = pd.read_csv(tmp_path / out, dtype=str) if out == "sets.csv" else pd.read_parquet(tmp_path / out)
+        assert found["order"].fillna("").tolist() == order and found["long"].fillna("").tolist() == long
+        assert found["code"].tolist() == [f"0{k}" for k in range(41)]
+
+
+def test_labels_with_leading_zeros_are_noted(tmp_path):
+    """A class 01 that came out as 1 is found in no other table."""
+    labelled(tmp_path / "old.csv", ["01", "02"] * 20)
+    fit = ("fit", tmp_path / "old.csv", "--target", "y", "-o", tmp_path / "model")
+    assert "'y' holds codes, numbers with leading zeros, read as numbers; --categorical y" in ok(*fit).stderr
+    done = ok(*fit, "--categorical", "y")
+    assert "holds codes" not in done.stderr and "(01: 20, 02: 20)" in done.stdout
+    assert "p_01,p_02" in ok("predict", tmp_path / "model", tmp_path / "old.csv", "-q").stdout

@@ -218,6 +218,7 @@ def learners():
     yield LabelBinarizer().fit(y), y
     for classifier in (LogisticRegression(), MLPClassifier((2,), max_iter=2), MLPClassifier((2,), max_iter=2, early_stopping=True),
                        KNeighborsClassifier(2), KernelDensityClassifier(), GaussianNB(), LinearDiscriminantAnalysis(),
+                       LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.1),
                        QuadraticDiscriminantAnalysis(), SGDClassifier(loss="log_loss")):  # fmt: skip
         yield classifier.fit(X, y), X
     for one in (DecisionTreeClassifier(), ExtraTreeClassifier(), RandomForestClassifier(3), ExtraTreesClassifier(3, bootstrap=True),
@@ -323,6 +324,16 @@ def test_a_predictor_that_could_not_be_loaded_is_not_saved(tmp_path):
     packer = Packer()
     packer.pack(PolynomialFeatures(5).fit(X))
     assert packer.widest == 324_632 > LIMITS.columns(2**16)
+
+
+def test_columns_of_discriminants_are_counted():
+    """A file that says how many they are is met by so many for each point."""
+    X, y = points()
+    forged = LinearDiscriminantAnalysis().fit(X, y)
+    forged.scalings_ = np.zeros((3, 30_000))
+    packer = Packer()
+    packer.pack(forged)
+    assert packer.widest == 30_000
 
 
 def padded(layers):

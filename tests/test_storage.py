@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from scipy.sparse import coo_matrix, csc_array, csr_array, csr_matrix
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
@@ -143,6 +144,8 @@ CASES = {
             MinMaxScaler(), QuantileTransformer(n_quantiles=9), PowerTransformer(), PCA(3), LogisticRegression()
         )
     ),
+    "pipeline, discriminants": lambda: FullConformalClassifier(
+        make_pipeline(LinearDiscriminantAnalysis(n_components=1), KNeighborsClassifier(3))),
     "pipeline, network": lambda: FullConformalClassifier(make_pipeline(StandardScaler(), mlp(4, (5,), 3)), max_epochs=5),
     "forest": lambda: FullConformalClassifier(RandomForestClassifier(8), random_state=3),
     "forest, pipeline": lambda: FullConformalClassifier(
@@ -415,6 +418,19 @@ def test_loading_trains_and_factorises_nothing(tmp_path, monkeypatch):
         monkeypatch.setattr(target, never)
     for name in ("network", "perceptron", "logistic, influence"):
         fullconformal.load(tmp_path / name)
+
+
+def test_tables_with_the_types_of_pandas_are_predicted_after_loading(tmp_path):
+    """Numbers and codes came back as objects, which encoders take for words: they then refused the table they were fitted to."""
+    X, y = points()
+    k = np.arange(len(X)) % 3
+    gaps = pd.array(np.where(k == 1, None, k), dtype="Int64")
+    table = pd.DataFrame({"x": X[:, 0], "whole": pd.array(k, dtype="Int64"), "gaps": gaps})
+    table = table.assign(true=pd.array(k > 1, dtype="boolean"), real=gaps.astype("Float64"), code=pd.Categorical(k))
+    encoder = ColumnTransformer([("it", OneHotEncoder(), list(table.columns[1:]))], remainder="passthrough")
+    clf = FullConformalClassifier(make_pipeline(encoder, LogisticRegression())).fit(table[:N], y[:N])
+    clf.save(tmp_path / "it")
+    assert np.array_equal(fullconformal.load(tmp_path / "it").predict_p(table[N:]), clf.predict_p(table[N:]))
 
 
 # Modules of the user's own ---------------------------------------------------------------------------------------------

@@ -59,9 +59,9 @@ def predict(
             if class_conditional:
                 clf.set_params(class_conditional=True)
             columns, facts = saved.predicted(clf, X, levels, frame, schema.target, never_empty, lists, printer)
+    kept = saved.as_written(frame, keep, table, clf, schema, sep)
     # As objects, numbers are written with all their digits.
-    kept = frame[list(keep)] if lists else saved.as_written(frame, keep, table, clf, schema, sep).astype(object)
-    kept = kept.rename(columns={name: f"{name}_kept" for name in columns})
+    kept = (kept if lists else kept.astype(object)).rename(columns={name: f"{name}_kept" for name in columns})
     tables.write_table(kept.assign(**columns), out, printer)
     told = {"guarantee": clf.guarantee_.word, "warnings": saved.warnings_of(notes)}
     printer.json({"rows": len(frame), "levels": facts, **told, "out": str(out)})

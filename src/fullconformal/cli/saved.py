@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 
 from fullconformal.cli.printing import Printer
-from fullconformal.cli.schema import CODE, Schema, TableError, as_words, listed, stripped
+from fullconformal.cli.schema import CODE, Schema, TableError, as_words, is_number, listed, stripped
 from fullconformal.cli.tables import file_size, is_parquet, is_sheet, is_tabbed, read_table, with_target
 from fullconformal.metrics.estimates import wilson
 from fullconformal.sets import as_labels, prediction_sets
@@ -113,13 +113,18 @@ def read_new(
 def as_written(
     frame: pd.DataFrame, keep: Sequence[str], path: Path, clf: Any, schema: Schema, sep: str | None
 ) -> pd.DataFrame:
-    """Columns of a table to be copied, codes (numbers with leading zeros) as they are written in its file."""
+    """Columns of a table to be copied, codes as they are written in its file: numbers with leading zeros, and whole ones with gaps."""
     kept = frame[list(keep)]
+    numbers = [name for name in keep if is_number(kept[name])]
     # A pipe can be read only once.
-    if is_parquet(path) or not path.is_file() or not set(keep) & set(schema.numbers):
+    if is_parquet(path) or not path.is_file() or not numbers:
         return kept
-    text = read_new(path, clf, schema, keep, sep)
-    codes = [name for name in keep if text[name].astype(str).str.fullmatch(CODE).any()]
+    text = read_new(path, clf, schema, numbers, sep)
+    # Whole numbers with gaps would be written as 31741.0, and long ones in other digits.
+    whole = {
+        name: kept[name].dtype.kind == "f" and text[name].dropna().str.strip().str.isdecimal().all() for name in numbers
+    }
+    codes = [name for name in numbers if whole[name] or text[name].astype(str).str.fullmatch(CODE).any()]
     # Rows may have been left out.
     return kept.assign(**text.loc[frame.index, codes])
 

@@ -274,10 +274,10 @@ def read_training(asked: Asked, printer: Printer, quantity: bool = False) -> tup
             f"{name!r} holds dates, read as days since 1970; --categorical {shlex.quote(name)} takes them for groups, "
             f"--drop {shlex.quote(name)} leaves them out."
         )
-    for name in coded(asked, schema.numbers):
+    for name in coded(asked, [*schema.numbers, *[target] * is_number(frame[target])]):
         printer.note(
-            f"{name!r} holds codes, numbers with leading zeros, read as a quantity; --categorical {shlex.quote(name)} takes them for "
-            "groups."
+            f"{name!r} holds codes, numbers with leading zeros, read as numbers; --categorical {shlex.quote(name)} takes them for "
+            "groups, as they are written."
         )
     if unused := [name for name in schema.left_out if name not in asked.drop]:
         printer.note(f"left out because they are empty or number the rows: {listed(unused)}.")

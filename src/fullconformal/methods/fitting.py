@@ -31,6 +31,7 @@ from fullconformal.models.requirements import (
     finite_rows,
     fit_transformer,
     name_of,
+    naming_columns,
     split_pipeline,
     to_tensor,
 )
@@ -273,7 +274,8 @@ def fit_foreign(estimator: Any, X: Any, y: Any, seed: int, weights: FloatArray |
         # Numbers as a column, as the module returns them.
         y = y.astype(np.float32)[:, None] if y.dtype.kind == "f" else y.astype(np.int64)
         return estimator.fit(np.asarray(X, dtype=np.float32), y)
-    return seeded(estimator, seed).fit(X, y, **told)
+    with naming_columns(X):
+        return seeded(estimator, seed).fit(X, y, **told)
 
 
 def weighted(estimator: Any, weights: FloatArray | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fullconformal.methods.base import FloatArray
 from fullconformal.models.adapters import is_skorch
 from fullconformal.models.objects import take
-from fullconformal.models.requirements import to_tensor, transform
+from fullconformal.models.requirements import naming_columns, to_tensor, transform
 from fullconformal.problem import Problem
 from fullconformal.storage import savable
 
@@ -56,7 +56,8 @@ class LogProba(Slim):
             out[:, self.present] = -math.log(len(self.present))
         else:
             X = np.asarray(X, dtype=np.float32) if is_skorch(self.model) else X
-            proba = np.asarray(self.model.predict_proba(X))
+            with naming_columns(X):
+                proba = np.asarray(self.model.predict_proba(X))
             # NaN is told of with the object.
             if proba.shape != (len(out), len(self.present)) or (np.abs(proba - 0.5) > 0.501).any():
                 raise ValueError(

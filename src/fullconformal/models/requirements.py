@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from fullconformal.losses import NotFinite
 from fullconformal.models.adapters import check_objective, is_skorch, supported
 from fullconformal.models.networks import find_head
-from fullconformal.models.objects import take
+from fullconformal.models.objects import dense, take
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -95,7 +97,8 @@ def fit_transformer(transformers: Pipeline | None, X: Any, y: Any, prefit: bool)
     """Fitted transformers and the transformed X."""
     if transformers is None:
         return None, X
-    transformers = transformers if prefit else clone(transformers).fit(X, y)
+    with naming_columns(X):
+        transformers = transformers if prefit else clone(transformers).fit(X, y)
     inputs = transform(transformers, X)
     check_one_by_one(transformers, X, inputs)
     return transformers, inputs
@@ -103,7 +106,7 @@ def fit_transformer(transformers: Pipeline | None, X: Any, y: Any, prefit: bool)
 
 def check_one_by_one(transformers: Pipeline, X: Any, inputs: Any) -> None:
     """Raise where an object of X (n, ...) comes out otherwise by itself than beside the others, as inputs (n, ...)."""
-    alone = transform(transformers, take(X, [0]))
+    alone = dense(transformers.transform(take(X, [0])))
     near = 1e-4 * float(np.abs(inputs).max(initial=0.0))
     if alone.shape[1:] != inputs.shape[1:] or not np.allclose(alone, inputs[:1], rtol=1e-4, atol=near):
         raise ValueError(
@@ -114,7 +117,22 @@ def check_one_by_one(transformers: Pipeline, X: Any, inputs: Any) -> None:
 
 def transform(transformers: Pipeline, X: Any) -> Any:
     """X through the transformers, as a dense, finite array."""
-    return transformed(transformers.transform(X))
+    with naming_columns(X):
+        return transformed(transformers.transform(X))
+
+
+@contextmanager
+def naming_columns(X: Any) -> Iterator[None]:
+    """Errors of a Pipeline that quote a text, with the columns of a table X that hold it."""
+    try:
+        yield
+    except ValueError as error:
+        text, columns = str(error), X.items() if hasattr(X, "iloc") and X.ndim == 2 else ()
+        quoted = [repr(name) for name, cells in columns if any(isinstance(c, str) and repr(c) in text for c in cells)]
+        if not quoted:
+            raise
+        remedy = "correct or clear such cells (pandas.read_csv: na_values=), or encode the column"
+        raise ValueError(f"the Pipeline does not take X: {text} (found in {', '.join(quoted)}); {remedy}.") from error
 
 
 def transformed(out: Any) -> Any:
@@ -183,7 +201,9 @@ def check_module(module: nn.Module, frozen_allowed: bool) -> None:
     """Raise for modules whose loss is not a sum over points, or that have nothing to fit."""
     if not frozen_allowed and not any(q.requires_grad for q in module.parameters()):
         raise ValueError("estimator has no trainable parameters; full conformal prediction needs a model that learns.")
-    coupled = [type(part).__name__ for part in module.modules() if isinstance(part, COUPLES_POINTS) and part.training]
+    parts = [part for part in module.modules() if isinstance(part, COUPLES_POINTS) and part.training]
+    # Dropout(0) changes nothing; the layers of a Transformer hold it.
+    coupled = [type(part).__name__ for part in parts if getattr(part, "p", 1) > 0]
     if coupled:
         raise ValueError(
             f"estimator holds {', '.join(sorted(set(coupled)))} in training mode, where the loss of a point is random or depends "
@@ -199,7 +219,7 @@ def check_outputs(module: nn.Module, X: Tensor, n_classes: int | None) -> None:
         with torch.no_grad():
             out, single = module(X[:2]), module(X[:1])
     except RuntimeError as error:
-        given = f"X of shape {tuple(X.shape)} in {name_of(X.dtype)} (x.long() has whole numbers)"
+        given = f"X of shape {tuple(X.shape)} in {name_of(X.dtype)} (of codes, an Embedding takes x.long())"
         raise ValueError(f"estimator does not take {given}: {error}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != (1 if n_classes is None else n_classes):
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__

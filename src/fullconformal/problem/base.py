@@ -175,8 +175,11 @@ class Problem:
     @torch.no_grad()
     def logits(self, X: Tensor) -> Tensor:
         """Logits (k, C)."""
-        with full_precision():
-            return torch.cat([self.model(part) for part in X.split(self.chunk)])
+        try:
+            with full_precision():
+                return torch.cat([self.model(part) for part in X.split(self.chunk)])
+        except IndexError as error:
+            raise ValueError("X holds a code that no Embedding of the network has; raise num_embeddings.") from error
 
     def logits_at(self, theta: Tensor, x: Tensor) -> Tensor:
         """Logits (k, C) at other parameters; differentiable, and fit for `torch.func`."""

@@ -16,6 +16,7 @@ UNIONS = {"FeatureUnion": "transformer_list", "ColumnTransformer": "transformers
 MAKERS = {
     "PolynomialFeatures", "OneHotEncoder", "PCA", "TruncatedSVD", "FeatureUnion", "ColumnTransformer", "LabelBinarizer",
     "MissingIndicator", "SimpleImputer", "RoundedImputer", "KNNImputer", "KBinsDiscretizer",
+    "LinearDiscriminantAnalysis",
 }  # fmt: skip
 GROWING = MAKERS | {"Pipeline", "FrozenEstimator"}
 
@@ -107,6 +108,8 @@ def width(estimator: Any) -> int:
         # If it is fitted again it may make as many as it is asked for, or given.
         asked = estimator.n_components if isinstance(estimator.n_components, (int, np.integer)) else given
         return max(len(getattr(estimator, "components_", ())), int(asked))
+    if name == "LinearDiscriminantAnalysis":
+        return int(max(given, *np.shape(getattr(estimator, "scalings_", ()))))
     if name == "OneHotEncoder":
         return sum(getattr(estimator, "_n_features_outs", ()))
     if name == "KBinsDiscretizer":

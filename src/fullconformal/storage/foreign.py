@@ -279,11 +279,16 @@ KINDS["kernel"] = Kind(Kernel, pack_kernel, unpack_kernel)
 
 
 def pack_frame(frame: pd.DataFrame, _: Packer) -> dict[str, Any]:
-    """The columns of a DataFrame: numbers and objects (of which None is another than NaN) as they are, all else as objects."""
+    """The columns of a DataFrame: numbers and objects (of which None is another than NaN) as they are, all else as objects.
+
+    Numbers of pandas' own types are floats, as scikit-learn reads them.
+    """
     columns = []
     for _, column in frame.items():
-        plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufO"
-        columns.append(column.to_numpy() if plain else column.to_numpy(dtype=object, na_value=np.nan))
+        own = not isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf"
+        array = column.to_numpy(np.float64, na_value=np.nan) if own else np.asarray(column)
+        plain = array.dtype.kind in "biuf" or column.dtype == object
+        columns.append(array if plain else column.to_numpy(dtype=object, na_value=np.nan))
     return {"names": list(frame.columns), "columns": columns}
 
 
