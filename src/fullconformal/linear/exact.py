@@ -18,15 +18,7 @@ from torch import Tensor
 
 from fullconformal import pvalues
 from fullconformal.linear.added import Added, fit_added, fit_repenalised, fit_without, logits_of, second_product_, turn
-from fullconformal.linear.bag import (
-    Change,
-    Counted,
-    FloatArray,
-    LinearBag,
-    as_objects,
-    at_points,
-    comparison,
-)
+from fullconformal.linear.bag import Change, Counted, FloatArray, LinearBag, as_objects, at_points, comparison
 from fullconformal.linear.bounded import BLOCK, COARSE, FLOOR
 from fullconformal.linear.hessian import radius, rounding
 from fullconformal.linear.newton import CONVERGED, ROUGH, refit
@@ -86,7 +78,8 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
     _count_last_points(bag, change, order.T)
     width = max(1, min(memory // 4, BLOCK // 32) // (8 * len(bag.X) * bag.K))
     left_open = (order == 0) & left(order.T)[:, None]
-    c, points = left_open.any(1).nonzero().squeeze(1), left_open.any(0).nonzero().squeeze(1)
+    # A walk takes as long as two of the fits that it saves.
+    c, points = left_open.any(1).nonzero().squeeze(1), (left_open.sum(0) > 2).nonzero().squeeze(1)
     out = LeftOut(bag, change[c], fits[c])
     for i in points.split(width) if len(points) else ():
         order[c[:, None], i] += out.order(tau[c], tau_error[c], i) * (order[c[:, None], i] == 0)
@@ -149,21 +142,30 @@ class LeftOut:
         return torch.as_tensor(pvalues.order(margin, tau[:, None], slack))
 
     def scores(self, i: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Margins (B, b) of points i (b,) at Θ' + tw, t nearest to the column's own step, and their errors; of all points with t = 0."""
+        """Margins (B, b) of points i (b,) at Θ' + tw, tw nearest to the column's own step, and errors; of all by that itself."""
         at, fits, some = self.bag.reference, self.fits, slice(None) if i is None else i
         A, rest, z, y = at.left_out[some], at.rest[some], fits.z[:, :, some].double(), self.bag.y[some]
         least, r = fits.factors[:, None].least(rest), relative.residual(z, y)
         spread, grown = at.left_out_spread[some] / least, (rest / least).sqrt()
-        beyond, R, off = torch.zeros_like(least), torch.zeros_like(least), self.grain + 4 * at.rounding * rest
-        if i is not None:
+        off, kappa = self.grain + 4 * at.rounding * rest, grown * fits.kappa[:, None]
+        if i is None:
+            # H∖⁻¹Jᵢᵀr'ᵢ leaves what M, within factors of H∖, differs by, and moves by ranges ≤ κ|w|; or no step, if that leaves less.
+            s, most = (r.permute(2, 0, 1) @ A).permute(1, 2, 0), fits.factors[:, None].most(rest)
+            nu = (r * s).sum(1).clamp(min=0.0).sqrt()
+            R = (least.sqrt() * kappa * nu).clamp(min=1e-4)
+            linear = torch.maximum((most - 1) / most.sqrt(), (1 - least) / least.sqrt())
+            beyond = linear + (torch.expm1(R) / R - 1) * most.sqrt()
+            t = (beyond * torch.exp(R) < least.rsqrt()).double()
+            beyond, R, z = torch.where(t > 0, beyond, least.rsqrt()) * nu, R * t, z + t[:, None] * s
+        else:
             own = (at.pi - at.own)[1:, i]
             w, s = own_steps(self.bag, i, own)
             t = ((r * s).sum(1) / (own * s).sum(0)).clamp(min=0.0)
             beyond, R = self.beyond(i, w, t)
-            z, r = z + t[:, None] * s, r - t[:, None] * own
-        length = (r.permute(2, 0, 1) @ A * r.permute(2, 0, 1)).sum(2).clamp(min=0.0).T
-        mu = (length / least).sqrt() + beyond + grown * fits.mu[:, None] + off / 4 * spread.sqrt()
-        error = spread.sqrt() * radius(mu, R + off, grown * fits.kappa[:, None])
+            z, r = z + t[:, None] * s, (r - t[:, None] * own).permute(2, 0, 1)
+            beyond = beyond + ((r @ A * r).sum(2).clamp(min=0.0).T / least).sqrt()
+        mu = beyond + grown * fits.mu[:, None] + off / 4 * spread.sqrt()
+        error = spread.sqrt() * radius(mu, R + off, kappa)
         return relative.margin(z, y), error + off * (1 + spread)
 
     def beyond(self, i: Tensor, w: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
