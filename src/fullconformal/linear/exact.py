@@ -3,35 +3,25 @@
     ordinary (q = 0)    α_i = ℓ(z_i; Θ_{Z∪ẑ})              α_{n+1} = ℓ(ẑ; Θ_{Z∪ẑ})
     deleted  (q = 1)    α_i = ℓ(z_i; Θ_{Z∪ẑ∖z_i})          α_{n+1} = ℓ(ẑ; Θ_Z)
 
-A p-value needs only the order of α_i and α_{n+1}. For most points the Newton step that leaves z_i out of Z ∪ {ẑ}, with its bound,
-decides it; only the rest are fitted, all together, each until its own order is decided or it has converged (then: a tie).
+A p-value needs only the order of α_i and α_{n+1}. For most points the Newton step that leaves z_i out of Z, taken from the fit on Z ∪ {ẑ},
+decides it with its bound; only the rest are fitted, all together, each until its own order is decided or it has converged (then: a tie).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, fit_added, fit_repenalised, fit_without, second_product_, turn
-from fullconformal.linear.bag import (
-    Change,
-    Counted,
-    FloatArray,
-    LinearBag,
-    as_objects,
-    at_points,
-    comparison,
-    logits,
-)
+from fullconformal.linear.added import Added, fit_added, fit_repenalised, fit_without, logits_of, second_product_, turn
+from fullconformal.linear.bag import Change, Counted, FloatArray, LinearBag, as_objects, at_points, comparison
 from fullconformal.linear.bounded import BLOCK, COARSE, FLOOR
-from fullconformal.linear.hessian import certify, curvature, rounding
-from fullconformal.linear.leave_one_out import bounds, deletion, duals, score_error
+from fullconformal.linear.hessian import radius, rounding
 from fullconformal.linear.newton import CONVERGED, ROUGH, refit
-from fullconformal.linear.reference import Reference
 from fullconformal.linear.symmetric import Enough, count_objects, symmetric_counts
 from fullconformal.losses import relative
 from fullconformal.runtime.tasks import Progress
@@ -77,24 +67,22 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
 
     ``left(order)`` says of which candidates (B,) it is still to be decided.
     """
-    if bag.K == 1:
-        return _binary_order(bag, change, memory)
     at, every = bag.reference, torch.arange(len(change.y), device=change.y.device)
     fits = fit_added(bag, change, every, COARSE, dtype=bag.reference.rough)
     theta, y, (tau, tau_error) = fits.theta, bag.y, _own_scores(bag, change)
-    r = relative.residual(fits.z.double(), y)
-    step = _leave_out(at, fits, r)
-    # Leaving a point out of a bag multiplies squared norms of its inverse Hessian by the odds, that it moved by the least factor.
-    grown = ((1 + at.odds) / fits.factors[:, None].least(at.rest)).sqrt()
-    grain = rounding(bag, change, theta, bag.reference.rough)[:, None]
-    known = grain * (1 + step.spread / 4) + FLOOR + at.spread.sqrt() * fits.reach[:, None]
-    error = step.error + bounds(step.spread, step.length, grown * fits.kappa[:, None], grown * fits.mu[:, None]) + known
-    slack = (error + tau_error[:, None]).nan_to_num(torch.inf, torch.inf)
-    order: Tensor = pvalues.order(relative.margin(fits.z + step.shift, y), tau[:, None], slack)
+    out = LeftOut(bag, change, fits)
+    order = out.order(tau, tau_error)
     # Its loss is no less than with it.
+    known = out.grain + at.spread.sqrt() * fits.reach[:, None]
     order[relative.margin(fits.z, y) - known > (tau + tau_error)[:, None]] = 1
     _count_last_points(bag, change, order.T)
     width = max(1, min(memory // 4, BLOCK // 32) // (8 * len(bag.X) * bag.K))
+    left_open = (order == 0) & left(order.T)[:, None]
+    # A walk takes as long as two of the fits that it saves.
+    c, points = left_open.any(1).nonzero().squeeze(1), (left_open.sum(0) > 2).nonzero().squeeze(1)
+    out = LeftOut(bag, change[c], fits[c])
+    for i in points.split(width) if len(points) else ():
+        order[c[:, None], i] += out.order(tau[c], tau_error[c], i) * (order[c[:, None], i] == 0)
     for accuracy in (torch.inf, COARSE, ROUGH, 0.0):
         column, point = ((order == 0) & left(order.T)[:, None]).nonzero(as_tuple=True)
         for first in range(0, len(column), width):
@@ -104,8 +92,8 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
             if not len(c):
                 continue
             own = replace(change[c], removed=i)
-            pull = second_product_(at.pi[1:, i], step.shift[c, :, i].T)
-            start = theta[:, :, c] + _steps(bag, i, r[c, :, i] + pull.T)
+            r = relative.residual(fits.z[c, :, i].T.double(), y[i])
+            start = theta[:, :, c] + turn(own_steps(bag, i, r, at.rough)[0])
             if accuracy:
                 dtype = torch.float64 if accuracy <= ROUGH else bag.reference.rough
                 start, error = fit_without(bag, own, start, fits.kappa[c], accuracy, dtype)
@@ -117,26 +105,102 @@ def deleted_order(bag: LinearBag, change: Change, left: Callable[[Tensor], Tenso
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Steps A'r (B, K, n) of the logits of the training points that leave each out of the bag it is in, and their errors (B, n), in range.
+    """Scores of training points left out of the bags of columns (B,), by the steps that leave them out of Z.
 
-    ``length`` (B, n) is a bound on (rᵀA'r)^½, ``spread`` (B, n) one on the spread of A'.
+    Without i the Hessian on Z is H∖, and the Newton step w = H∖⁻¹Jᵢᵀrᵢ moves logits of points j by δ_j. With r and S at the fit on Z, and
+    r' and S' at that of a column, Θ', the gradient of its bag without i at Θ' + tw is, summed over j ≠ i,
+
+        ∇F(Θ') − Jᵢᵀ(r'ᵢ − trᵢ) + t Σ J_jᵀ(S'_j − S_j)δ_j + t Σ J_jᵀ∫(S'_j(a) − S'_j)δ_j da
+
+    and what the added point and other penalties give, which are not in H∖; S'(a) is S' a share a of the way. Its length in the norm of M⁻¹,
+    M the Hessian without i at Θ', bounds the distance to the minimiser (`radius`). As M is a sum over points, parts Q_j with
+    vᵀJ_jᵀ(…) ≤ (v_jᵀS'_jv_j)^½ Q_j for all v are (Σ Q_j²)^½ long together. Where M itself counts, it is at least H∖ times the least factor.
     """
 
-    shift: Tensor
-    error: Tensor
-    length: Tensor
-    spread: Tensor
+    bag: LinearBag
+    change: Change
+    fits: Added
+
+    @cached_property
+    def grain(self) -> Tensor:
+        """Rounding (B, 1) of logits at the fits, and as much as it takes to round probabilities."""
+        grain = rounding(self.bag, self.change, self.fits.theta, self.fits.pi.dtype) + FLOOR
+        return (grain + 2 * self.bag.n_classes * torch.finfo(self.fits.pi.dtype).eps)[:, None]
+
+    @cached_property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """(π' − π)²/π' and π' (B, C·n); one near the least numbers of a precision grants v nothing that counts."""
+        pi = self.fits.pi.clamp(min=torch.finfo(self.fits.pi.dtype).tiny ** 0.8)
+        moved = (pi - self.bag.reference.pi.to(pi.dtype)).abs_()
+        moved.addcmul_(pi, torch.expm1(self.grain)[:, :, None].to(pi.dtype)).square_().div_(pi)
+        return moved.flatten(1), pi.flatten(1)
+
+    def order(self, tau: Tensor, tau_error: Tensor, i: Tensor | None = None) -> Tensor:
+        """Order (B, b) of points i (b,) against τ (B,)."""
+        margin, error = self.scores(i)
+        slack = (error + tau_error[:, None]).nan_to_num(torch.inf, torch.inf)
+        return torch.as_tensor(pvalues.order(margin, tau[:, None], slack))
+
+    def scores(self, i: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Margins (B, b) of points i (b,) at Θ' + tw, tw nearest to the column's own step, and errors; of all by that itself."""
+        at, fits, some = self.bag.reference, self.fits, slice(None) if i is None else i
+        A, rest, z, y = at.left_out[some], at.rest[some], fits.z[:, :, some].double(), self.bag.y[some]
+        least, r = fits.factors[:, None].least(rest), relative.residual(z, y)
+        spread, grown = at.left_out_spread[some] / least, (rest / least).sqrt()
+        off, kappa = self.grain + 4 * at.rounding * rest, grown * fits.kappa[:, None]
+        if i is None:
+            # H∖⁻¹Jᵢᵀr'ᵢ leaves what M, within factors of H∖, differs by, and moves by ranges ≤ κ|w|; or no step, if that leaves less.
+            s, most = (r.permute(2, 0, 1) @ A).permute(1, 2, 0), fits.factors[:, None].most(rest)
+            nu = (r * s).sum(1).clamp(min=0.0).sqrt()
+            R = (least.sqrt() * kappa * nu).clamp(min=1e-4)
+            linear = torch.maximum((most - 1) / most.sqrt(), (1 - least) / least.sqrt())
+            beyond = linear + (torch.expm1(R) / R - 1) * most.sqrt()
+            t = (beyond * torch.exp(R) < least.rsqrt()).double()
+            beyond, R, z = torch.where(t > 0, beyond, least.rsqrt()) * nu, R * t, z + t[:, None] * s
+        else:
+            own = (at.pi - at.own)[1:, i]
+            w, s = own_steps(self.bag, i, own)
+            t = ((r * s).sum(1) / (own * s).sum(0)).clamp(min=0.0)
+            beyond, R = self.beyond(i, w, t)
+            z, r = z + t[:, None] * s, (r - t[:, None] * own).permute(2, 0, 1)
+            beyond = beyond + ((r @ A * r).sum(2).clamp(min=0.0).T / least).sqrt()
+        mu = beyond + grown * fits.mu[:, None] + off / 4 * spread.sqrt()
+        error = spread.sqrt() * radius(mu, R + off, kappa)
+        return relative.margin(z, y), error + off * (1 + spread)
+
+    def beyond(self, i: Tensor, w: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """What shares t (B, b) of steps w (b, K, d) leave beyond ∇F(Θ') and the points' own part, and the ranges they move logits by.
+
+        With means E under π and E' under π', vᵀ(S' − S)δ = Σ_k (π'_k − π_k)(v_k − E'v)(δ_k − Eδ): Q² = Σ_k (π'_k − π_k)²/π'_k (δ_k − Eδ)².
+        Moved by a range R = t range(δ), S' changes by factors within e^(±R): the integral has Q = ((e^R − 1)/R − 1)(δᵀS'δ)^½, where
+        δᵀS'δ ≤ Σ_k π'_k (δ_k − Eδ)²; the added point has (e^R − 1)/R (δᵀS'δ)^½; of f times the penalties Q² is Λ(f − 1)²/f wᵀTw.
+        """
+        bag, change, dtype = self.bag, self.change, self.fits.pi.dtype
+        unit = rounding(bag, None, turn(w), dtype).to(dtype)[:, None]
+        delta, pi = logits_of(bag, w, dtype), bag.reference.pi[1:].to(dtype)
+        delta[torch.arange(len(i), device=i.device), :, i] = 0.0
+        ranges, mean = relative.range_of(delta).add_(unit), (delta * pi).sum(1, keepdim=True)
+        squares = torch.cat([-mean, delta.sub_(mean)], 1).abs_().add_(unit[:, None]).square_()
+        # Sums of so many terms are rounded.
+        grown = 1 + torch.finfo(dtype).eps * squares[0].numel()
+        moved = (self.weights[0] @ squares.flatten(1).T).double().sqrt()
+        bent = (self.weights[1] @ squares.mul_(ranges.square()[:, None]).flatten(1).T).double().sqrt()
+        added, pi = w @ change.x, relative.probabilities(self.fits.z_added)
+        # No less than rounding leaves digits of: all that is made of them grows with them.
+        R, R_added = ((t * v).clamp(min=1e-4) for v in (ranges.amax(1), relative.range_of(added).T))
+        rest = (torch.expm1(R_added) / R_added).square() * (added * second_product_(pi, added.clone())).sum(1).T
+        if change.factors is not None:
+            held = bag.penalty * (w * (bag.coupling @ w)).sum(1)
+            rest = rest + ((change.factors - 1).square() / change.factors).T @ held.T
+        points = grown * (moved + t * (torch.expm1(R) / R - 1) / R * bent)
+        return t * (points.square() + rest).sqrt(), torch.maximum(R, R_added)
 
 
-def _leave_out(at: Reference, fits: Added, r: Tensor) -> LeftOut:
-    """The steps of residuals r (B, K, n) at the fits, A' enclosed by A° and the factors by which the Hessian moved."""
-    far = fits.factors[:, None]
-    low, high = 1 / far.most(at.rest), 1 / far.least(at.rest)
-    s, spread = torch.bmm(at.left_out, r.permute(2, 1, 0)).permute(2, 1, 0), at.left_out_spread
-    length = (r * s).sum(1).clamp(min=0.0).sqrt()
-    rounded = 4 * at.rounding * (1 + at.odds)
-    error = (high - low) / 2 * spread.sqrt() * length + rounded * high * spread
-    return LeftOut(s * ((low + high) / 2)[:, None], error, high.sqrt() * length, high * spread)
+def own_steps(bag: LinearBag, point: Tensor, r: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """H∖⁻¹Jᵀr (b, K, d) of training points with residuals r (K, b) at the fit on Z, and the points' own logits (K, b) of them, A°r."""
+    s = torch.bmm(bag.reference.left_out[point], r.T[:, :, None])[:, :, 0].T
+    dual = r + second_product_(bag.reference.pi[1:, point], s.clone())
+    return bag.base.solve(dual.T[:, :, None] * bag.X[point][:, None], dtype), s
 
 
 def _own_scores(bag: LinearBag, change: Change) -> tuple[Tensor, Tensor]:
@@ -146,52 +210,11 @@ def _own_scores(bag: LinearBag, change: Change) -> tuple[Tensor, Tensor]:
     return relative.margin(at_points(change.x, theta), change.y), error + rounding(bag, change, theta)
 
 
-def _steps(bag: LinearBag, point: Tensor, dual: Tensor) -> Tensor:
-    """H⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), by the Hessian of the fit on Z."""
-    return turn(bag.base.solve(dual[:, :, None] * bag.X[point][:, None], bag.reference.rough))
-
-
 def _count_last_points(bag: LinearBag, change: Change, order: Tensor) -> None:
     """Put the last point of a class above in an order (n, B): without it a free intercept runs away, and with it the point's loss."""
     if bag.free_intercept:
         last = torch.bincount(bag.y, minlength=bag.n_classes)[bag.y] == 1
         order[last[:, None] & (bag.y[:, None] != change.y)] = 1
-
-
-@torch.no_grad()
-def _binary_order(bag: LinearBag, change: Change, memory: int) -> Tensor:
-    """The same of two classes, whose Hessians cost little: by those of the bags with the candidates, which leave less to be fitted."""
-    fits = refit(bag, change, tolerance=ROUGH)
-    theta, y, (tau, tau_error) = fits.theta, bag.y[:, None], _own_scores(bag, change)
-    z = logits(bag, theta)
-    S, r = relative.second(z), relative.residual(z, y)
-    C = curvature(bag, change, theta, S)
-    mu, kappa, _ = certify(bag, change, theta, fits.gradient, C)
-    out = deletion(C.A, S, r, 1)
-    root, length = out.remaining.sqrt(), (r * out.shift).sum(1).clamp(min=0.0).sqrt()
-    error = (
-        bounds(C.spread / out.remaining, length, kappa / root, mu / root)
-        + score_error(C.spread, out, torch.zeros_like(mu), C.rounding)
-        + rounding(bag, change, theta)
-    )
-    order: Tensor = pvalues.order(relative.margin(z + out.shift, y), tau, error + tau_error)
-    _count_last_points(bag, change, order)
-    column, point = (order.T == 0).nonzero(as_tuple=True)
-    dual = duals(S, r, out.shift)
-    width = max(1, min(memory // 4, 2**24) // (8 * len(bag.X) * bag.K))
-    for at in range(0, len(column), width):
-        c, i = column[at : at + width], point[at : at + width]
-        start = theta[:, :, c] + _own_steps(bag, C.inverse, c, i, dual[i, :, c])
-        order[i, c] = _refitted_order(bag, replace(change[c], removed=i), start, tau[c], tau_error[c])
-    return order
-
-
-def _own_steps(bag: LinearBag, inverse: Tensor, column: Tensor, point: Tensor, dual: Tensor) -> Tensor:
-    """H̄⁻¹Jᵀu (d, K, b) of training points with duals u (b, K), each by the Hessian of its column; columns ascend."""
-    right = (bag.X[point][:, :, None] * dual[:, None, :]).flatten(1)
-    present, sizes = column.unique_consecutive(return_counts=True)
-    parts = [part @ inverse[c] for c, part in zip(present, right.split(sizes.tolist()), strict=True)]
-    return torch.cat(parts).T.reshape(*bag.base.theta.shape, -1)
 
 
 def _against(bag: LinearBag, change: Change, theta: Tensor, tau: Tensor, error: Tensor) -> Tensor:

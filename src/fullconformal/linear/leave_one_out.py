@@ -4,7 +4,7 @@ With A = J H̄⁻¹ Jᵀ, S = ℓ'', r = ℓ' of the point and T = A^½ S A^½, 
 
     z + A^½ φ_q(T) A^½ r        φ_q(t) = ((1 − t)^(−q) − 1)/t        so φ_0 = 0 and φ_1 = 1/(1 − t): one Newton step
 
-`bounds` says how far the exact leave-one-out fit can be from that step, `score_error` how errors of Θ̄ and A pass through the formula.
+`score_error` says how errors of Θ̄ and A pass through the formula.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, logits
-from fullconformal.linear.hessian import TOGETHER, Fits, curvature, radius
+from fullconformal.linear.hessian import TOGETHER, Fits, curvature
 from fullconformal.linear.newton import refit
 from fullconformal.losses.relative import pairs, residual, second, unpacked
 from fullconformal.runtime.numerics import LITTLE, threads
@@ -100,18 +100,6 @@ def score_error(spread: Tensor, out: Deletion, logit_error: Tensor, A_error: Ten
     by_A = (2 - e).mul_(2 * out.norm).div_(e).mul_(root)
     error = root.add_(1).add_(by_A).mul_(logit_error).add_(by_A.mul_(A_error))
     return error.masked_fill_(e < 4 * (2 * logit_error + A_error), torch.inf)
-
-
-def bounds(spread: Tensor, nu: Tensor, kappa: Tensor, mu: Tensor) -> Tensor:
-    """How far logits (n, B) can be, in range, from those of the exact leave-one-out fit, where a Newton step of length ν left a point out.
-
-    All by the Hessian of the bag without the point: the spread of its leverage, κ, and the length μ of what was left of the gradient.
-    The step moves logits by ranges ≤ R = κν, so the gradient behind it is at most ((e^R − 1)/R − 1)ν, which `radius` turns into a distance.
-    So it does with that before the step, of length ν, and the step comes on top: more, but where R nears one the former is infinite.
-    """
-    R = kappa * nu
-    behind = torch.where(R > 1e-4, torch.expm1(R) / R.clamp(min=1e-4) - 1, 0.5 * R * (1 + R)) * nu
-    return spread.sqrt() * torch.minimum(radius(behind + mu, R, kappa), nu + radius(nu + mu, 0.0, kappa))
 
 
 def duals(S: Tensor, r: Tensor, shift: Tensor) -> Tensor:
