@@ -637,7 +637,7 @@ def test_solves_that_are_stopped_bound_the_margins_they_are_for_to_second_order(
 
 
 def test_a_bag_is_pickled_without_the_flows_it_keeps():
-    (X, y, C, penalty, objects), _ = far_moved(4, 0, None)
+    (X, y, C, penalty, objects), _ = far_moved(4, 0, None, n=18)
     bag = bag_of(X, y, C, penalty)
     counts = symmetric_counts(bag, torch.tensor(objects), 1.0)
     assert bag.energies.kept

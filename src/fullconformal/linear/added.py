@@ -29,7 +29,7 @@ from fullconformal.losses import relative
 # Steps, or products of one, after which a fit is left to a method with line search.
 MOST = 60
 
-Stop = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Stop = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -257,10 +257,8 @@ def _newton(
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
         enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.02))
 
-        def stop(
-            at: Tensor, _: Tensor, __: Tensor, ___: Tensor, norm: Tensor, lost: Tensor, enough: Tensor = enough
-        ) -> Tensor:
-            return norm + lost <= enough[at]
+        def stop(at: Tensor, *rest: Tensor, enough: Tensor = enough) -> Tensor:
+            return rest[-2] + rest[-1] <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
         step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop, torch.float32)

@@ -1,7 +1,8 @@
 """Which training points are above a candidate and which below, by bounds: the candidate's bag is fitted, but its Hessian is not formed.
 
 First every point by what leaving it out can do to it at most, then the pairs of a candidate and a point that are left by the step of the
-fit on Z, by energies where the Hessian has moved far, and those that are still left by a solve for each.
+fit on Z, by energies where the Hessian has moved far, and those that are still left by a solve for each. Candidates that have moved the
+Hessian far share one that is below theirs all, in place of that of the fit on Z.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def order_without_fits(bag: LinearBag, change: Change, q: float) -> Tensor:
 def parted(
     bag: LinearBag, change: Change, columns: Tensor, fits: Added, accuracy: float
 ) -> list[tuple[LinearBag, Tensor, Added]]:
-    """Columns in parts, each with the bag whose Hessian bounds start from and its fits: those that moved it far have one below theirs.
+    """Columns in parts, each with the bag whose Hessian bounds start from and its fits: those that moved it far have one below theirs all.
 
     It costs as much as solves for `few_solves` points, and bounds from it spare each of these columns some ten.
     """
@@ -166,8 +167,8 @@ class _Pairs:
     def by_energies(self) -> None:
         """Decide by bounds on A' itself where the Hessian has moved far, whose factors say little there."""
         bag, fits, at = self.bag, self.fits, self.bag.energies.bag.reference
-        # Solves take as little where it has not, or points are many.
-        moved = ((fits.factors.whole < 0.5) | fits.factors.top.isinf()) & (fits.error < 0.1)
+        # Solves take as little where it has not, of points that are more than parameters, or many.
+        moved = (fits.factors.top.isinf() | (len(bag.X) < len(bag.base.inverse))) & (fits.error < 0.1)
         part = self.few(self.still() & moved[self.column]).nonzero().squeeze(1)
         if not len(part) or len(bag.X) * bag.n_classes**3 > 2**24:
             return
@@ -222,9 +223,8 @@ class _Pairs:
         own, x, tau = replace(self.change[column], removed=point), bag.X[point][:, None], self.tau[column]
         (y, z, r), far, rest = self.at(part), fits.factors[column], at.rest[point]
         least = far.least(rest)
-        ahead = _Ahead(
-            x, y, r, at.left_out[point], at.apart[point].sqrt(), 1 / far.most(rest), (1 + at.odds[point]) / least
-        )
+        low, high = 1 / far.most(rest), (1 + at.odds[point]) / least
+        ahead = _Ahead(x, y, r, at.left_out[point], at.apart[point].sqrt(), low, high)
         # The Hessian of a solve is that at logits off by the error.
         other = relative.margin(z, y).sigmoid()
         fixed = self.error[part] + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
@@ -271,10 +271,7 @@ def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accu
     E, x, left = fits.E.permute(2, 0, 1), change.x.T[:, None], torch.arange(len(y), device=y.device)
     root = relative.against(E, y).amax(1).sqrt()
     ahead = _Ahead(x, y, r, E, root, 1 / fits.factors.top, 1 / whole)
-    (tau, off), near = (
-        torch.zeros(2, *y.shape, dtype=r.dtype, device=y.device),
-        min(accuracy * 10, 0.1) * root * ahead.size.sqrt(),
-    )
+    (tau, off), near = torch.zeros_like(r[:1].repeat(2, 1)), min(accuracy * 10, 0.1) * root * ahead.size.sqrt()
 
     def small(columns: Tensor, *rest: Tensor) -> Tensor:
         at = left[columns]
@@ -310,10 +307,9 @@ class _Ahead:
         self.along = against / self.size
         self.across = (relative.against(A, y).T - against * self.along).clamp(min=0.0).sqrt()
 
-    def margin(
-        self, z: Tensor, at: Tensor, w: Tensor, s: Tensor, v: Tensor, norm: Tensor, lost: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def margin(self, z: Tensor, at: Tensor, *left: Tensor) -> tuple[Tensor, Tensor]:
         """Margins (B,) of those of logits z (K, b) that stand at some places, and their errors, by what `conjugate` tells when to stop."""
+        w, s, v, norm, lost = left
         share, half, lost = self.share[at], self.half[at], self.high[at] * lost
         x, r, y, along = self.x[at], self.r[:, at], self.y[at], self.along[:, at]
         ahead = share * (s * x).sum(2).T

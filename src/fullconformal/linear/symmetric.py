@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -150,10 +151,7 @@ def symmetric_counts(
             for accuracy in stages:
                 if accuracy != stages[0]:
                     fits = fit_added(seen, change, columns, accuracy, fits)
-
-                def left(order: Tensor, columns: Tensor = columns) -> Tensor:
-                    return open_after(order, columns)
-
+                left = partial(open_after, columns=columns)
                 order = bounded_order(seen, change[columns], fits, q, accuracy, left if enough else None)
                 unsure = left(order)
                 # Finer fits do not help where many points are open by what is not known of the Hessian.
@@ -170,6 +168,7 @@ def symmetric_counts(
 
         dtype = torch.float64 if stages[0] <= ACCURATE else bag.reference.rough
         fits = fit_added(bag, change, columns, stages[0], None, dtype)
+        # Other schemes have no bounds that leverages enter.
         for part in parted(bag, change, columns, fits, stages[0]) if q == 1 else [(bag, columns, fits)]:
             settle(*part)
         return above, undecided
