@@ -23,13 +23,13 @@ from fullconformal.linear.bag import (
 )
 from fullconformal.linear.hessian import Fits, inner, largest_logit, rounding
 from fullconformal.linear.newton import CONVERGED, quadratic, refit, repulled
-from fullconformal.linear.reference import HessianFactors, hessian_factors, least_factors
+from fullconformal.linear.reference import HessianFactors, below, hessian_factors, least_factors
 from fullconformal.losses import relative
 
 # Steps, or products of one, after which a fit is left to a method with line search.
 MOST = 60
 
-Stop = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Stop = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,24 @@ def fit_added(
     leverage = (relative.unpacked(relative.second(z_added)) * E).sum((0, 1))
     grain, mu = rounding(bag, change, theta, dtype), mu + granted(bag, change, theta, dtype)
     # Bounds at rougher fits hold here, too, up to the ranges that logits have moved since, which are small as a rule.
-    near = start is not None and bool((gone < 0.1).all())
-    far = (
-        start.factors_at_fit.widened(gone)
-        if start and near
-        else hessian_factors(bag.reference, pi, leverage, change.factors)
-    )
+    far = start.factors_at_fit.widened(gone) if start else hessian_factors(bag.reference, pi, leverage, change.factors)
     far = far.widened(grain)
     # μ and κ of the bag's own Hessian are larger than those of the fit on Z by whole^(−½) at most.
     error = fit_error(kappa * mu / far.whole)
     return Added(theta, z, pi, z_added, E, kappa, mu, error / kappa, error, far)
+
+
+@torch.no_grad()
+def fit_below(
+    bag: LinearBag, change: Change, columns: Tensor, tolerance: float, fits: Added
+) -> tuple[LinearBag, Added]:
+    """The bag with a Hessian `below` those of some columns' bags for its base, and their fits by it, from others."""
+    own, one = change[columns], torch.ones_like(fits.mu)
+    seen, grain = below(bag, fits.pi, own.factors), rounding(bag, own, fits.theta, fits.z.dtype)
+    # None of them is less than once that Hessian, of how much more nothing is known.
+    far = HessianFactors(one, 0 * one, one, torch.inf * one, 0 * one, one, torch.inf * one).widened(grain)
+    start = replace(fits, E=inner(own.x, seen.base.solve_points(own.x)), factors_at_fit=far)
+    return seen, fit_added(seen, change, columns, tolerance, start, fits.z.dtype)
 
 
 def granted(bag: LinearBag, change: Change, theta: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -249,11 +257,11 @@ def _newton(
         # The nearer the goal, the more is to be left of the gradient by the next step, whose error is of second order.
         enough = torch.maximum(0.5 * goal[columns], mu * mu.clamp(max=0.02))
 
-        def stop(at: Tensor, _: Tensor, __: Tensor, norm: Tensor, lost: Tensor, enough: Tensor = enough) -> Tensor:
-            return norm + lost <= enough[at]
+        def stop(at: Tensor, *rest: Tensor, enough: Tensor = enough) -> Tensor:
+            return rest[-2] + rest[-1] <= enough[at]
 
         # A step need not be exact: the next gradient tells what it left.
-        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop, bag.reference.rough)
+        step = conjugate(bag, change, pi[:, 1:].float(), turn(rows), G, stop, torch.float32)
         dz = logits_of(bag, step, dtype)
         R = torch.maximum(_widest(dz).double(), relative.range_of((step * change.x.T[:, None]).sum(2).T))
         t = torch.where(R > 1, (torch.where(bold[columns], 4.0, torch.log1p(R)) / R).clamp(max=1.0), 1.0)
@@ -281,9 +289,9 @@ def conjugate(
 ) -> Tensor:
     """H̄⁻¹ right (B, K, d) for the Hessians of the columns' bags, without the points added where Θ is None, given probabilities (B, K, n).
 
-    Products are of their precision, solves by the Hessian of the fit on Z of another. ``stop(columns, solution, step, norm, lost)`` says of
-    some columns whether what is left of the right side is small enough: its norm is that of H⁻¹ at the fit on Z, which times what is left
-    is the step; rounding of products is not among it, and has a norm of at most what is lost.
+    Products are of their precision, solves by the Hessian of the fit on Z of another. ``stop(columns, solution, step, rest, norm,
+    lost)`` says of some columns whether the rest of the right side is small enough: its norm is that of H⁻¹ at the fit on Z, which times
+    the rest is the step; rounding of products is not among it, and has a norm of at most what is lost.
     """
     own = None if theta is None else relative.probabilities(at_points(change.x, theta)).T
     unit = 4 * torch.finfo(pi.dtype).eps * len(bag.X) ** 0.5
@@ -295,7 +303,7 @@ def conjugate(
         s = bag.base.solve(r, solves)
         now = (r * s).sum((1, 2))
         norm = now.clamp(min=0.0).sqrt()
-        on = ~stop(columns, w, s, norm, lost) & (norm > lost)
+        on = ~stop(columns, w, s, r, norm, lost) & (norm > lost)
         if not bool(on.all()):
             out[columns[~on]] = w[~on]
             keep = on.nonzero().squeeze(1)

@@ -1,7 +1,8 @@
 """Which training points are above a candidate and which below, by bounds: the candidate's bag is fitted, but its Hessian is not formed.
 
 First every point by what leaving it out can do to it at most, then the pairs of a candidate and a point that are left by the step of the
-fit on Z, by energies where the Hessian has moved far, and those that are still left by a solve for each.
+fit on Z, by energies where the Hessian has moved far, and those that are still left by a solve for each. Candidates that have moved the
+Hessian far share one that is below theirs all, in place of that of the fit on Z.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import Added, conjugate, fit_added, fit_error, granted, turn
-from fullconformal.linear.bag import Change, LinearBag, at_points
+from fullconformal.linear.added import Added, conjugate, fit_below, fit_error, granted, turn
+from fullconformal.linear.bag import Change, LinearBag, NoMinimiser, at_points
 from fullconformal.linear.hessian import inner, rounding
 from fullconformal.linear.newton import ROUGH, repulled
 from fullconformal.losses import relative
@@ -60,19 +61,36 @@ def order_without_fits(bag: LinearBag, change: Change, q: float) -> Tensor:
     return (at.margin - off > most[:, None]).to(torch.int8) - (highest < least[:, None]).to(torch.int8)
 
 
+def parted(
+    bag: LinearBag, change: Change, columns: Tensor, fits: Added, accuracy: float
+) -> list[tuple[LinearBag, Tensor, Added]]:
+    """Columns in parts, each with the bag whose Hessian bounds start from and its fits: those that moved it far have one below theirs all.
+
+    It costs as much as solves for `few_solves` points, and bounds from it spare each of these columns some ten.
+    """
+    far = fits.factors.whole < 0.3
+    if 8 * int(far.sum()) <= few_solves(bag):
+        return [(bag, columns, fits)]
+    moved, near = (part.nonzero().squeeze(1) for part in (far, ~far))
+    try:
+        parts = [(*fit_below(bag, change, columns[moved], accuracy, fits[moved]), columns[moved])]
+    except NoMinimiser:  # it is singular
+        return [(bag, columns, fits)]
+    return [(seen, columns, fits) for seen, fits, columns in [*parts, (bag, fits[near], columns[near])] if len(columns)]
+
+
 @torch.no_grad()
 def bounded_order(
     bag: LinearBag,
     change: Change,
-    columns: Tensor,
+    fits: Added,
     q: float,
     accuracy: float,
     left: Callable[[Tensor], Tensor] | None = None,
-    start: Added | None = None,
-) -> tuple[Tensor, Added]:
-    """Order (B, n) of the training points' scores against those of candidates of objects, 0 where it is open, and the fits.
+) -> Tensor:
+    """Order (B, n) of the training points' scores against those of candidates, 0 where it is open, by fits of some accuracy.
 
-    The columns (B,) are some of the m·C changes, label fastest; logits of a fit may be off by the accuracy. For 0 < q < 1 all is open.
+    For 0 < q < 1 all is open.
 
     A point left out of the bag moves its logits by A'r, r its residual and A' its leverage without it. That of the fit on Z, A°, is off
     by a factor that `hessian_factors` bounds, and r is 1 − π_y times a mean of e_k − e_y: its margin grows by at most m(A')(1 − π_y), m as
@@ -80,18 +98,17 @@ def bounded_order(
     bounds on A' of their own (`linear.reference.Energies`), and where that is not enough A'r from a solve, as the candidates have.
     ``left(order)`` says which candidates (B,) are still to be decided; all of them where there is none.
     """
-    dtype = torch.float64 if accuracy <= ACCURATE else bag.reference.rough
-    fits, change = fit_added(bag, change, columns, accuracy, start, dtype), change[columns]
+    dtype = fits.z.dtype
     grain = rounding(bag, change, fits.theta, dtype) + FLOOR + 2 * bag.n_classes * torch.finfo(dtype).eps
     if q < 1:
         error = fits.error + grain if q == 0 else torch.full_like(grain, torch.inf)
         tau, error = relative.margin(fits.z_added, change.y)[:, None], 2 * error[:, None]
-        return torch.as_tensor(pvalues.order(relative.margin(fits.z, bag.y), tau, error)), fits
+        return torch.as_tensor(pvalues.order(relative.margin(fits.z, bag.y), tau, error))
     pairs = _Pairs(bag, change, fits, grain, accuracy, left)
     pairs.by_multiples()
     pairs.by_energies()
     pairs.by_solves()
-    return pairs.order, fits
+    return pairs.order
 
 
 class _Pairs:
@@ -149,37 +166,21 @@ class _Pairs:
 
     def by_energies(self) -> None:
         """Decide by bounds on A' itself where the Hessian has moved far, whose factors say little there."""
-        bag, fits, at = self.bag, self.fits, self.bag.reference
-        # Solves take as little where it has not, or points are many.
-        moved = (fits.factors.whole < 0.5) & (fits.error < 0.1) & (len(bag.X) * bag.n_classes**3 <= 2**24)
-        sure, far = torch.exp(fits.error + self.grain), moved[self.column]
-        many = (self.column[self.still() & far].bincount(minlength=len(sure)) > 8).nonzero().squeeze(1)
-        if len(many):
-            self._screen(many, sure[many])
-        part = self.few(self.still() & far).nonzero().squeeze(1)
-        if not len(part):
+        bag, fits, at = self.bag, self.fits, self.bag.energies.bag.reference
+        # Solves take as little where it has not, of points that are more than parameters, or many.
+        moved = (fits.factors.top.isinf() | (len(bag.X) < len(bag.base.inverse))) & (fits.error < 0.1)
+        part = self.few(self.still() & moved[self.column]).nonzero().squeeze(1)
+        if not len(part) or len(bag.X) * bag.n_classes**3 > 2**24:
             return
         c, i = self.column[part], self.point[part]
         low, high = bag.energies.enclose(self.change, fits.pi, relative.all_probabilities(fits.z_added), c, i)
         unit = 4 * (at.rounding + torch.finfo(torch.float32).eps)
-        grow = (sure[c] * (1 + unit * (1 + at.odds[i])))[:, None, None]
+        grow = (torch.exp(fits.error + self.grain)[c] * (1 + unit * (1 + at.odds[i])))[:, None, None]
         low, high, (y, _, r) = low / grow, high * grow, self.at(part)
         half, r = (high - low) / 2, r.T[:, :, None]
         length = (r.mT @ half @ r)[:, 0].clamp(min=0.0) * relative.against(half, y)
         spread = relative.spread(high[:, *relative.pairs(bag.K, r.device)[0]].T)
         self.compare(part, torch.bmm(high - half, r)[:, :, 0].T, length, spread)
-
-    def _screen(self, columns: Tensor, sure: Tensor) -> None:
-        """Put points below τ in some columns by what each class can move against their own: |A'^½(e_k − e_y)| |A'^½r|."""
-        bag, at, points = self.bag, self.bag.reference, self.bag.energies.screen[0]
-        pi, change = self.fits.pi[columns], self.change[columns]
-        grown = sure.square()[:, None] * (1 + 4 * at.rounding * (1 + at.odds[points]))
-        length = (bag.energies.apart(pi, change.factors) * grown[:, None]).sqrt()
-        step = length * (pi[:, :, points] * length).sum(1, keepdim=True)
-        moved = self.fits.z[columns[:, None], :, points].mT + step[:, 1:] - step[:, :1]
-        most = relative.margin(moved, bag.y[points]) + self.off[columns[:, None], points]
-        below = (most < self.least[columns, None]) & (self.order[columns[:, None], points] == 0)
-        self.order[columns[:, None], points] -= below.to(self.order.dtype)
 
     def compare(self, part: Tensor, shift: Tensor, length: Tensor, spread: Tensor) -> None:
         """Decide some pairs (b,) of whose A' it is known that A'r is near a shift (K, b).
@@ -201,14 +202,14 @@ class _Pairs:
     def by_solves(self) -> None:
         """Decide by a solve for each."""
         # A solve would not help where nothing is known of a point or of a fit, nor for candidates of which a rough fit leaves a point open.
-        unknown, rough, fine = self.still(), self.bag.reference.rough, self.fits.z.dtype
+        unknown, fine = self.still(), self.fits.z.dtype
         if self.accuracy > ACCURATE:
             lost = torch.zeros_like(self.tau, dtype=torch.bool)
             lost[self.column[unknown & (self.error > self.closest / 2)]] = True
             unknown &= ~lost[self.column]
         part = self.few(unknown & torch.isfinite(self.error)).nonzero().squeeze(1)
         size = max(1, BLOCK // 32 // (8 * len(self.bag.X) * self.bag.K))
-        for dtype in (fine,) if self.accuracy < ACCURATE else dict.fromkeys((rough, fine)):
+        for dtype in (fine,) if self.accuracy < ACCURATE else dict.fromkeys((torch.float32, fine)):
             for some in part.split(size):
                 self._solve(some, dtype)
             part = part[self.order[self.column[part], self.point[part]] == 0]
@@ -223,15 +224,14 @@ class _Pairs:
         (y, z, r), far, rest = self.at(part), fits.factors[column], at.rest[point]
         least = far.least(rest)
         low, high = 1 / far.most(rest), (1 + at.odds[point]) / least
+        ahead = _Ahead(x, y, r, at.left_out[point], at.apart[point].sqrt(), low, high)
         # The Hessian of a solve is that at logits off by the error.
         other = relative.margin(z, y).sigmoid()
         fixed = self.error[part] + torch.expm1(fits.error[column]) * at.left_out_spread[point] / least * other
-        root = at.apart[point].sqrt()
 
-        def stop(pairs: Tensor, w: Tensor, s: Tensor, norm: Tensor, lost: Tensor) -> Tensor:
-            shifted = z[:, pairs] + _ahead(x[pairs], w, s, (low + high)[pairs] / 2)
-            off = root[pairs] * ((high - low)[pairs] / 2 * norm + high[pairs] * lost)
-            found = torch.as_tensor(pvalues.order(relative.margin(shifted, y[pairs]), tau[pairs], off + fixed[pairs]))
+        def stop(pairs: Tensor, *left: Tensor) -> Tensor:
+            margin, off = ahead.margin(z, pairs, *left)
+            found = torch.as_tensor(pvalues.order(margin, tau[pairs], off + fixed[pairs]))
             self.order[column[pairs], point[pairs]] = found.to(self.order.dtype)
             # Where the other errors decide, more products would not.
             done: Tensor = (found != 0) | (off < 1e-2 * fixed[pairs])
@@ -267,31 +267,58 @@ def turned(R: Tensor, other: Tensor) -> Tensor:
 
 def _own_scores(bag: LinearBag, change: Change, fits: Added, grain: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
     """Scores (B,) of the candidates, whose leverage without them is that of the points alone, and their errors."""
-    r = relative.residual(fits.z_added, change.y)
-    whole, root = fits.factors.whole, fits.spread.sqrt()
-    apart = relative.apart(fits.E[tuple(relative.pairs(bag.K, r.device)[0])], change.y).sqrt()
-    low, high = 1 / fits.factors.top, 1 / whole
-    size = (r * torch.einsum("klb,lb->kb", fits.E, r)).sum(0).clamp(min=0.0).sqrt()
-    shift, norms, near = torch.zeros_like(r), torch.zeros_like(size), min(accuracy * 10, 0.1)
+    r, y, whole = relative.residual(fits.z_added, change.y), change.y, fits.factors.whole
+    E, x, left = fits.E.permute(2, 0, 1), change.x.T[:, None], torch.arange(len(y), device=y.device)
+    root = relative.against(E, y).amax(1).sqrt()
+    ahead = _Ahead(x, y, r, E, root, 1 / fits.factors.top, 1 / whole)
+    (tau, off), near = torch.zeros_like(r[:1].repeat(2, 1)), min(accuracy * 10, 0.1) * root * ahead.size.sqrt()
 
-    x, left = change.x.T[:, None], torch.arange(len(size), device=size.device)
-
-    def small(columns: Tensor, w: Tensor, s: Tensor, norm: Tensor, lost: Tensor) -> Tensor:
+    def small(columns: Tensor, *rest: Tensor) -> Tensor:
         at = left[columns]
-        shift[:, at] = _ahead(x[at], w, s, (low + high)[at] / 2)
-        norms[at] = (high - low)[at] / 2 * norm + high[at] * lost
-        return norms[at] <= near * size[at]
+        tau[at], off[at] = ahead.margin(fits.z_added, at, *rest)
+        close: Tensor = off[at] <= near[at]
+        return close
 
-    for dtype in dict.fromkeys((bag.reference.rough, fits.pi.dtype)):
+    for dtype in dict.fromkeys((torch.float32, fits.pi.dtype)):
         pi = fits.rough if dtype == torch.float32 else fits.pi[:, 1:]
         conjugate(bag, change[left], pi[left], None, (x * r.T[:, :, None])[left], small)
-        left = (norms > near * size).nonzero().squeeze(1)
+        left = (off > near).nonzero().squeeze(1)
         if not len(left):
             break
-    other = relative.margin(fits.z_added, change.y).sigmoid()
-    off = root * fits.reach
-    error = apart * norms + off + grain + fits.spread * high * (turned(off, other) + torch.expm1(fits.error) * other)
-    return relative.margin(fits.z_added + shift, change.y), error
+    other, moved = relative.margin(fits.z_added, y).sigmoid(), fits.spread.sqrt() * fits.reach
+    return tau, off + moved + grain + fits.spread / whole * (turned(moved, other) + torch.expm1(fits.error) * other)
+
+
+class _Ahead:
+    """Margins of points x (b, 1, d) with labels that steps A'r move, A' = JM'Jᵀ, as far as conjugate gradients have solved for M'Jᵀr.
+
+    M' is between ``low`` and ``high`` (b,) times the M that preconditions them, JMJᵀ at most A (b, K, K), and each class within a squared
+    ``root`` of the own. With w solved for, a residual v is left: the rest of A'r is JM'v. Of what it moves class k against the own,
+    u = e_k − e_y, the part along r is a multiple of rᵀJM'v = |v|²_M' + wᵀv, of second order; that of the rest of u is of first.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, r: Tensor, A: Tensor, root: Tensor, low: Tensor, high: Tensor) -> None:
+        self.x, self.y, self.r, self.root, self.high = x, y, r, root, high
+        self.share, self.half = (high + low) / 2, (high - low) / 2
+        s = torch.bmm(A, r.T[:, :, None])[:, :, 0].T
+        self.size = (r * s).sum(0).clamp(min=torch.finfo(s.dtype).tiny)
+        s = torch.cat([torch.zeros_like(s[:1]), s])
+        against = s - s.gather(0, y[None])
+        self.along = against / self.size
+        self.across = (relative.against(A, y).T - against * self.along).clamp(min=0.0).sqrt()
+
+    def margin(self, z: Tensor, at: Tensor, *left: Tensor) -> tuple[Tensor, Tensor]:
+        """Margins (B,) of those of logits z (K, b) that stand at some places, and their errors, by what `conjugate` tells when to stop."""
+        w, s, v, norm, lost = left
+        share, half, lost = self.share[at], self.half[at], self.high[at] * lost
+        x, r, y, along = self.x[at], self.r[:, at], self.y[at], self.along[:, at]
+        ahead = share * (s * x).sum(2).T
+        second = share * norm * norm + (w * v).sum((1, 2)) - (r * ahead).sum(0)
+        moved = z[:, at] + (w * x).sum(2).T + ahead + (along[1:] - along[:1]) * second
+        off = along.abs() * (half * norm + lost) * norm + self.across[:, at] * half * norm + self.root[at] * lost
+        off = off.scatter(0, y[None], 0.0)
+        most, least = (relative.margin(moved + sign * (off[1:] - off[:1]), y) for sign in (1, -1))
+        return (most + least) / 2, (most - least) / 2
 
 
 def _left_out(A: Tensor, point: Tensor, r: Tensor) -> Tensor:
@@ -306,8 +333,3 @@ def _left_out(A: Tensor, point: Tensor, r: Tensor) -> Tensor:
     out = torch.empty_like(r)
     out[:, place] = S[which, :, within].T
     return out
-
-
-def _ahead(x: Tensor, w: Tensor, s: Tensor, share: Tensor) -> Tensor:
-    """Logits (K, B) of points x (B, 1, d) of solutions w (B, K, d) and shares (B,) of the steps s that lie ahead."""
-    return torch.addcmul(w, share[:, None, None], s).mul_(x).sum(2).T

@@ -17,14 +17,16 @@ changes by its factor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullconformal.linear.bag import EPS, Change, LinearBag, logits
-from fullconformal.linear.hessian import TOGETHER, curvature
+from fullconformal.linear.hessian import TOGETHER, Curvature, curvature
 from fullconformal.linear.hessian import rounding as logit_rounding
 from fullconformal.linear.products import squares
 from fullconformal.losses import relative
@@ -93,14 +95,26 @@ class Reference:
 @torch.no_grad()
 def reference(bag: LinearBag) -> Reference:
     """The reference of a bag's fit on Z."""
-    theta, K = bag.base.theta[:, :, None], bag.K
+    theta = bag.base.theta[:, :, None]
     z = logits(bag, theta)
     S = relative.second(z)
     C = curvature(bag, None, theta, S.clone())
-    rounding, eye = float(C.rounding), torch.eye(K, dtype=z.dtype, device=z.device)
-    left_out, odds = z.new_empty(len(z), K, K), z.new_empty(len(z))
+    pi, margin = relative.all_probabilities(z)[:, :, 0].T.contiguous(), relative.margin(z[:, :, 0].T, bag.y)
+    own = (torch.arange(bag.n_classes, device=z.device)[:, None] == bag.y).float()
+    off = len(z) ** 0.5 * logit_rounding(bag, None, theta, torch.float32)
+    rough_error = float(bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum()))
+    blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
+    columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
+    most_apart = relative.most_apart(C.A)[:, :, 0].T.contiguous()
+    return Reference(pi, margin, most_apart, columns=columns, own=own, rough_error=rough_error, **_leverages(bag, C, S))
+
+
+def _leverages(bag: LinearBag, C: Curvature, S: Tensor) -> dict[str, Any]:
+    """What a reference holds of leverages, by a Hessian made of curvature S (n, Q, 1)."""
+    K, rounding, eye = bag.K, float(C.rounding), torch.eye(bag.K, dtype=S.dtype, device=S.device)
+    left_out, odds = S.new_empty(len(S), K, K), S.new_empty(len(S))
     step = max(1, TOGETHER // (K * K))
-    for at in range(0, len(z), step):
+    for at in range(0, len(S), step):
         A, s = (relative.unpacked(part[at : at + step])[..., 0] for part in (C.A, S))
         found, _ = torch.linalg.solve_ex(eye - A @ s, A)
         left_out[at : at + step] = found
@@ -108,23 +122,36 @@ def reference(bag: LinearBag) -> Reference:
         odds[at : at + step] = (found * s).sum((1, 2))
     # The relative error of 1 − t is that of A times t/(1 − t).
     sure = (odds >= 0) & (odds * rounding < 1e-3) & torch.isfinite(left_out).all(2).all(1)
-    odds = torch.where(sure, odds, torch.inf)
-    packed, left_out_against = left_out[:, *relative.pairs(K, z.device)[0], None], relative.against(left_out, bag.y)
+    packed, against = left_out[:, *relative.pairs(K, S.device)[0], None], relative.against(left_out, bag.y)
     left_out_spread, left_out_apart = (
-        torch.where(sure, part, torch.inf) for part in (relative.spread(packed)[:, 0], left_out_against.amax(1))
+        torch.where(sure, part, torch.inf) for part in (relative.spread(packed)[:, 0], against.amax(1))
     )
-    blocks = C.inverse[0].view(*(bag.base.theta.shape * 2)).diagonal(dim1=0, dim2=2)
-    columns = (bag.penalty * (bag.coupling[:, :, None] * blocks).sum((0, 1))).clamp(0.0, 1.0)
-    own = (torch.arange(bag.n_classes, device=z.device)[:, None] == bag.y).float()
-    off = len(z) ** 0.5 * logit_rounding(bag, None, theta, torch.float32)
-    pi, most = (part[:, :, 0].T.contiguous() for part in (relative.all_probabilities(z), relative.most_apart(C.A)))
-    apart = relative.apart(C.A, bag.y[:, None])[:, 0]
-    rough_error = float(bag.base.kappa * (off + torch.finfo(torch.float32).eps * C.spread.sqrt().sum()))
-    margin = relative.margin(z[:, :, 0].T, bag.y)
-    return Reference(
-        pi, margin, most, left_out, C.spread[:, 0], left_out_spread, apart, left_out_apart, left_out_against, odds, columns, own,
-        rounding, rough_error,
-    )  # fmt: skip
+    return {
+        "left_out": left_out, "spread": C.spread[:, 0], "left_out_spread": left_out_spread, "left_out_apart": left_out_apart,
+        "apart": relative.apart(C.A, bag.y[:, None])[:, 0], "left_out_against": against, "odds": torch.where(sure, odds, torch.inf),
+        "rounding": rounding,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def below(bag: LinearBag, pi: Tensor, factors: Tensor | None) -> LinearBag:
+    """The bag with a Hessian for its base that is below those of all bags with probabilities π (B, C, n) and factors (d, B) of penalties.
+
+    Leverages by it are above theirs: as far as some of them have moved their Hessians, hardly further for there being many of them. Fits by
+    it go on from others: what `hessian_factors` are taken from stays that of the fit on Z.
+    """
+    S, d = relative.least_second(pi), len(bag.penalty)
+    least = None if factors is None else factors.amin(1, keepdim=True)
+    # A point of zeros adds nothing.
+    change = Change(bag.X.new_zeros(d, 1), bag.y.new_zeros(1), factors=least)
+    C = curvature(bag, change, bag.base.theta[:, :, None], S.clone())
+    base = replace(
+        bag.base, hessian=C.hessian[0], inverse=C.inverse[0], kappa=float(C.spread.amax() ** 0.5 * (1 + C.rounding))
+    )
+    # What is kept of it is kept of the other, too.
+    seen = copy(bag)
+    vars(seen).update(energies=bag.energies, base=base, reference=replace(bag.reference, **_leverages(bag, C, S)))
+    return seen
 
 
 @dataclass(frozen=True)
@@ -276,36 +303,6 @@ class Energies:
             if len(self.kept) < KEPT // (4 * b.numel()):
                 self.kept[point] = found
         return found
-
-    @cached_property
-    def screen(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The points (h,) that are hardest to put below a candidate, and what (e_k − e_y)ᵀU(e_k − e_y) of theirs is a sum of.
-
-        Squares (h·C, C·n) in float32 for weights π²/π', and those of the columns (h·C, d) for 1/f.
-        """
-        bag, at, C = self.bag, self.bag.reference, self.bag.n_classes
-        own = at.pi.gather(0, bag.y[None])[0]
-        # By what they would be if the Hessian fell to a fifth.
-        hard = ((1 - own) / own).log() + 5 * (1 - own) * at.left_out_apart
-        points = (
-            hard.nan_to_num(-torch.inf, -torch.inf).topk(min(len(own), max(1, KEPT // (4 * C * C * len(own))))).indices
-        )
-        eye, squared, held = torch.eye(C, dtype=own.dtype, device=own.device)[:, 1:], [], []
-        for part in points.split(16):
-            (_, b, P), against = self._flows(part), eye - eye[bag.y[part]][:, None]
-            squared.append((against @ b).square().float().flatten(0, 1))
-            held.append(torch.einsum("hcv,hvua,hcu->hca", against, P, against).float().flatten(0, 1))
-        return points, torch.cat(squared), torch.cat(held)
-
-    def apart(self, pi: Tensor, factors: Tensor | None) -> Tensor:
-        """Bounds (B, C, h) on (e_k − e_y)ᵀA'(e_k − e_y) of the screen's points, given probabilities (B, C, n)."""
-        points, squared, held = self.screen
-        weight = (self.bag.reference.pi.float().square() / pi.float()).flatten(1)
-        found = weight @ squared.T
-        found += held.sum(1) if factors is None else (1 / factors.T.float()) @ held.T
-        # Sums of squares in float32 are off by a unit of each term.
-        found *= 1 + torch.finfo(torch.float32).eps * (weight.shape[1] + 8)
-        return found.view(len(pi), len(points), -1).transpose(1, 2).double().nan_to_num_(torch.inf)
 
     def enclose(self, change: Change, pi: Tensor, own: Tensor, column: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds L and U (b, K, K) on A' of pairs of a column and a point (b,), probabilities (B, C, n) and, of those added, (C, B)."""

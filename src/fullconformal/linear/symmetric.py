@@ -11,13 +11,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fullconformal import pvalues
-from fullconformal.linear.added import refine
+from fullconformal.linear.added import Added, fit_added, refine
 from fullconformal.linear.bag import (
     EPS,
     Change,
@@ -42,6 +43,7 @@ from fullconformal.linear.bounded import (
     bounded_order,
     few_solves,
     order_without_fits,
+    parted,
 )
 from fullconformal.linear.hessian import Fits, certify, curvature, rounding
 from fullconformal.linear.leave_one_out import deletion, score_error
@@ -120,11 +122,10 @@ def symmetric_counts(
         return pvalues.count(order, 0, 0, comparison(weight, change))
 
     # Whether p is above a level can be told from rougher fits than p. They cost a third of accurate ones, of two classes nearly as
-    # much, and pay where they decide some of the candidates: not where tens of points lie within their rounding, nor, whatever is
-    # asked, where single points move so far that little would be known of their Hessians.
+    # much, and pay where they decide some of the candidates: not where tens of points lie within their rounding.
     rough = COARSE if enough is None else 10 * COARSE
     hopeless = enough is None and (bag.K == 1 or len(bag.X) * bag.reference.rough_error > 30)
-    stages = [ACCURATE, FINE] if hopeless or bag.base.kappa > 10 else [rough, ACCURATE, FINE]
+    stages = [ACCURATE, FINE] if hopeless else [rough, ACCURATE, FINE]
 
     def decided(change: Change) -> Counted:
         x = change.x
@@ -138,28 +139,38 @@ def symmetric_counts(
             unsure = (order == 0).any(1)
             return unsure if enough is None else unsure & ~enough(labels, surely, surely + between)
 
-        columns, start, known = torch.arange(len(change.y), device=x.device), None, None
+        columns, known = torch.arange(len(change.y), device=x.device), None
         if enough is not None:
             known = order_without_fits(bag, change, q)
             columns = columns[open_after(known, columns)]
-        for accuracy in stages:
-            if not len(columns):
-                break
+        if not len(columns):
+            return above, undecided
 
-            def left(order: Tensor, columns: Tensor = columns) -> Tensor:
-                return open_after(order, columns)
+        def settle(seen: LinearBag, columns: Tensor, fits: Added) -> None:
+            nonlocal known
+            for accuracy in stages:
+                if accuracy != stages[0]:
+                    fits = fit_added(seen, change, columns, accuracy, fits)
+                left = partial(open_after, columns=columns)
+                order = bounded_order(seen, change[columns], fits, q, accuracy, left if enough else None)
+                unsure = left(order)
+                # Finer fits do not help where many points are open by what is not known of the Hessian.
+                many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
+                last = unsure if accuracy == stages[-1] else many
+                for at in chunks(bag, last.nonzero().squeeze(1), memory):
+                    known = order_without_fits(bag, change, q) if known is None else known
+                    counts = scored(change[columns[at]], fits.theta[:, :, at], order[at], known[columns[at]])
+                    above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
+                on = (unsure & ~last).nonzero().squeeze(1)
+                if not len(on):
+                    break
+                columns, fits = columns[on], fits[on]
 
-            order, fits = bounded_order(bag, change, columns, q, accuracy, left if enough else None, start)
-            unsure = left(order)
-            # Finer fits do not help where many points are open by what is not known of the Hessian.
-            many = unsure & ((order == 0).sum(1) > few_solves(bag)) & (accuracy <= ACCURATE)
-            last = unsure if accuracy == stages[-1] else many
-            for at in chunks(bag, last.nonzero().squeeze(1), memory):
-                known = order_without_fits(bag, change, q) if known is None else known
-                counts = scored(change[columns[at]], fits.theta[:, :, at], order[at], known[columns[at]])
-                above[columns[at]], undecided[columns[at]] = (each.to(x.dtype) for each in counts)
-            on = unsure & ~last
-            columns, start = columns[on], fits[on]
+        dtype = torch.float64 if stages[0] <= ACCURATE else bag.reference.rough
+        fits = fit_added(bag, change, columns, stages[0], None, dtype)
+        # Other schemes have no bounds that leverages enter.
+        for part in parted(bag, change, columns, fits, stages[0]) if q == 1 else [(bag, columns, fits)]:
+            settle(*part)
         return above, undecided
 
     return count_objects(bag, as_objects(X_test, factors), decided, weight, memory, progress)

@@ -61,15 +61,28 @@ def residual(z: Tensor, y: Tensor) -> Tensor:
 
 
 def second(z: Tensor) -> Tensor:
-    """ℓ'' = diag(π) − ππᵀ of logits z (..., K, B), packed (..., Q, B). With 1 − π of the likeliest class as the sum of the others."""
+    """ℓ'' = diag(π) − ππᵀ of logits z (..., K, B), packed (..., Q, B)."""
     if z.shape[-2] == 1:
         e = z.abs().neg_().exp_()
         return e / (1 + e).square_()
-    pi = all_probabilities(z)
+    return second_at(all_probabilities(z), 1.0)
+
+
+def least_second(pi: Tensor) -> Tensor:
+    """A matrix (n, Q, 1) below ℓ'' at all probabilities π (B, C, n): min_a Σ_k π_k (v_k − a)² grows with every π_k."""
+    pi = pi.double()
+    if pi.shape[1] == 2:
+        return pi.prod(1).amin(0)[:, None, None]
+    least = pi.amin(0).T[:, :, None]
+    return second_at(least, least.sum(1, keepdim=True))
+
+
+def second_at(pi: Tensor, total: Tensor | float) -> Tensor:
+    """diag(π) − ππᵀ/Σπ (..., Q, B) of weights π (..., C, B) and their total: what the largest leaves of it is the sum of the others."""
     top = pi.argmax(-2, keepdim=True)
-    rest = (1 - pi).scatter_(-2, top, pi.scatter(-2, top, 0.0).sum(-2, keepdim=True))[..., 1:, :]
-    pi, ((i, j), _) = pi[..., 1:, :], pairs(z.shape[-2], z.device)
-    S: Tensor = -pi[..., i, :] * pi[..., j, :]
+    rest = (total - pi).scatter_(-2, top, pi.scatter(-2, top, 0.0).sum(-2, keepdim=True))[..., 1:, :] / total
+    pi, ((i, j), _) = pi[..., 1:, :], pairs(pi.shape[-2] - 1, pi.device)
+    S: Tensor = -pi[..., i, :] * pi[..., j, :] / total
     S[..., i == j, :] = pi * rest
     return S
 
