@@ -698,6 +698,7 @@ def test_questions_that_cannot_be_meant():
         (lambda: reg.predict_set(new, [0.8, 0.9]), "one confidence_level"),
         (lambda: reg.predict_interval(new, 1.5), "strictly between 0 and 1"),
         (lambda: reg.predict_quantile(new, 1.0), "strictly between 0 and 1"),
+        (lambda: reg.predict_cdf(new, 0.0, tau=2), r"tau=2 is not allowed; give a number in \[0, 1\]"),
         (lambda: FullConformalRegressor(categories="kind").fit(X, y), "X has no names of columns"),
         (
             lambda: FullConformalRegressor().fit(X, np.column_stack([y, y])),

@@ -257,7 +257,7 @@ class FullConformalRegressor(FullConformal, ConformalRegressor):
         -------
         ndarray of the shape of y
         """
-        validation.check_number("tau", tau, 0, "a number in [0, 1]")
+        validation.check_number("tau", tau, 0, "a number in [0, 1]", 1)
         return self._at_numbers(X, y, lambda _: self._distributions(X), lambda part, at: part.cdf(at, tau))
 
     def predict_quantile(self, X: Any, q: Any) -> FloatArray:

@@ -41,10 +41,10 @@ def check_option(name: str, value: Any, allowed: Sequence[str], other: str = "")
         )
 
 
-def check_number(name: str, value: Any, low: float, what: str, *, strict: bool = False) -> None:
-    """Raise unless value is a finite number ≥ low (> low where strict)."""
+def check_number(name: str, value: Any, low: float, what: str, high: float = np.inf, *, strict: bool = False) -> None:
+    """Raise unless value is a finite number ≥ low (> low where strict) and ≤ high."""
     good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and np.isfinite(value)
-    if not good or value < low or (strict and value == low):
+    if not good or not low <= value <= high or (strict and value == low):
         raise ValueError(f"{name}={value!r} is not allowed; give {what}.")
 
 

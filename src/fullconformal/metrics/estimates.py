@@ -24,10 +24,10 @@ class Estimate(NamedTuple):
     >>> float(Estimate(0.9031, 0.0117))
     0.9031
 
-    An error that would be shown as zero says nothing, and is left out.
+    An error that would be shown as zero says nothing and is left out, as is that of a single point.
 
-    >>> print(Estimate(2.0, 0.0), Estimate(58900.0, 1e-3), Estimate(float("inf"), float("nan")))
-    2.000 58900.000 inf
+    >>> print(Estimate(2.0, 0.0), Estimate(58900.0, 1e-3), Estimate(1.0, float("nan")), Estimate(float("inf"), float("nan")))
+    2.000 58900.000 1.000 inf
     """
 
     value: float
@@ -37,7 +37,7 @@ class Estimate(NamedTuple):
         return self.value
 
     def __str__(self) -> str:
-        shown = not self.se < max(0.0005, 1e-6 * abs(self.value)) and not np.isinf(self.value)
+        shown = self.se >= max(0.0005, 1e-6 * abs(self.value)) and np.isfinite(self.value)
         return f"{self.value:.3f} ± {self.se:.3f}" if shown else f"{self.value:.3f}"
 
 
