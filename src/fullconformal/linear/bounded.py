@@ -66,10 +66,10 @@ def parted(
 ) -> list[tuple[LinearBag, Tensor, Added]]:
     """Columns in parts, each with the bag whose Hessian bounds start from and its fits: those that moved it far have one below theirs all.
 
-    It costs as much as solves for `few_solves` points, and bounds from it spare each of these columns some ten.
+    It costs as much as solves for `few_solves` points, and bounds from it spare each of these columns some thirty.
     """
     far = fits.factors.whole < 0.3
-    if 8 * int(far.sum()) <= few_solves(bag):
+    if 32 * int(far.sum()) <= few_solves(bag):
         return [(bag, columns, fits)]
     moved, near = (part.nonzero().squeeze(1) for part in (far, ~far))
     try:

@@ -122,9 +122,10 @@ def symmetric_counts(
         return pvalues.count(order, 0, 0, comparison(weight, change))
 
     # Whether p is above a level can be told from rougher fits than p. They cost a third of accurate ones, of two classes nearly as
-    # much, and pay where they decide some of the candidates: not where tens of points lie within their rounding.
+    # much, and pay where they decide some of the candidates: for p-values not where tens of points lie within their rounding, nor where
+    # single points move so far that little is known of their Hessians.
     rough = COARSE if enough is None else 10 * COARSE
-    hopeless = enough is None and (bag.K == 1 or len(bag.X) * bag.reference.rough_error > 30)
+    hopeless = enough is None and (bag.K == 1 or bag.base.kappa > 10 or len(bag.X) * bag.reference.rough_error > 30)
     stages = [ACCURATE, FINE] if hopeless else [rough, ACCURATE, FINE]
 
     def decided(change: Change) -> Counted:
