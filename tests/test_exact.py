@@ -14,7 +14,8 @@ from sklearn.datasets import load_digits, load_iris
 from sklearn.linear_model import LogisticRegression
 
 from fullconformal import FullConformalClassifier
-from fullconformal.linear.added import fit_added, fit_without
+from fullconformal.linear import exact
+from fullconformal.linear.added import fit_added, fit_without, turn
 from fullconformal.linear.bag import (
     Change,
     NoMinimiser,
@@ -27,9 +28,9 @@ from fullconformal.linear.bag import (
 )
 from fullconformal.linear.bounded import COARSE
 from fullconformal.linear.exact import LeftOut, exact_counts, own_steps
-from fullconformal.linear.hessian import hessian
+from fullconformal.linear.hessian import hessian, radius
 from fullconformal.linear.newton import refit
-from fullconformal.losses.relative import range_of, second
+from fullconformal.losses.relative import range_of, residual, second
 from fullconformal.pvalues import comparison_weight, p_values
 
 
@@ -152,6 +153,33 @@ def test_what_a_walk_leaves_of_the_gradient_is_no_longer_than_claimed(share, pro
         moved = range_of(logits(bag, end - start))
         moved[i, i] = 0.0
         assert (torch.maximum(moved.amax(0), range_of(at_points(column.x, end - start))) <= R[c] + 1e-12).all()
+
+
+@pytest.mark.parametrize("walk", [False, True])
+def test_the_gradient_left_at_the_end_of_a_step_is_no_longer_than_the_radius_is_told(walk, monkeypatch):
+    """By the literal gradient and Hessian, where penalties change, too, so that residuals turn and what is left of a point's own counts."""
+    rng, (n, d, C) = np.random.default_rng(0), (30, 12, 5)
+    X, i, width = rng.normal(size=(n, d)), torch.arange(n), np.exp(0.6 * rng.normal(size=(3, d)))
+    bag = bag_of(X, np.arange(n) % C, C, np.full(d, 0.3))
+    change, told = with_labels(bag, as_objects(torch.tensor(3 * X[:3]), torch.tensor(width))), []
+    fits = fit_added(bag, change, torch.arange(3 * C), 1e-6)
+    monkeypatch.setattr(exact, "radius", lambda *parts: told.append(parts) or radius(*parts))
+    LeftOut(bag, change, fits).scores(i if walk else None)
+    own, r = (bag.reference.pi - bag.reference.own)[1:], residual(fits.z, bag.y)
+    mu = told[0][0]
+    for c in range(3 * C):
+        column, start = replace(change[torch.full((n,), c)], removed=i), fits.theta[:, :, [c]].expand(d, C - 1, n)
+        part = own if walk else r[c]
+        w, s = own_steps(bag, i, part)
+        t = (r[c] * s).sum(0) / (part * s).sum(0)
+        # Where no step leaves less, none is taken.
+        ends = [start + t * turn(w), start] if not walk else [start + t * turn(w)]
+        H = hessian(bag, column, start, second(logits(bag, start)))
+        lengths = []
+        for end in ends:
+            G = gradient(bag, column, end, residuals(bag, end)).permute(2, 0, 1).flatten(1)
+            lengths.append((G * torch.linalg.solve(H, G)).sum(1).sqrt())
+        assert (torch.stack(lengths).amin(0) <= mu[c] * (1 + 1e-9)).all()
 
 
 def test_a_walk_decides_most_points_of_digits_that_are_open_without():
