@@ -305,7 +305,9 @@ class _Ahead:
         s = torch.cat([torch.zeros_like(s[:1]), s])
         against = s - s.gather(0, y[None])
         self.along = against / self.size
-        self.across = (relative.against(A, y).T - against * self.along).clamp(min=0.0).sqrt()
+        # No less than rounding leaves of a difference.
+        apart = relative.against(A, y).T
+        self.across = torch.maximum(apart - against * self.along, 4 * torch.finfo(s.dtype).eps * apart).sqrt()
 
     def margin(self, z: Tensor, at: Tensor, *left: Tensor) -> tuple[Tensor, Tensor]:
         """Margins (B,) of those of logits z (K, b) that stand at some places, and their errors, by what `conjugate` tells when to stop."""

@@ -185,10 +185,13 @@ class LeftOut:
         grown = 1 + torch.finfo(dtype).eps * squares[0].numel()
         moved = (self.weights[0] @ squares.flatten(1).T).double().sqrt()
         bent = (self.weights[1] @ squares.mul_(ranges.square()[:, None]).flatten(1).T).double().sqrt()
-        added, pi = w @ change.x, relative.probabilities(self.fits.z_added)
+        added, pi = w @ change.x, relative.all_probabilities(self.fits.z_added)
         # No less than rounding leaves digits of: all that is made of them grows with them.
         R, R_added = ((t * v).clamp(min=1e-4) for v in (ranges.amax(1), relative.range_of(added).T))
-        rest = (torch.expm1(R_added) / R_added).square() * (added * second_product_(pi, added.clone())).sum(1).T
+        # By squares, which keep their digits where one class is nearly sure.
+        apart = (added * pi[1:]).sum(1, keepdim=True)
+        apart = (pi * torch.cat([-apart, added - apart], 1).square()).sum(1)
+        rest = (torch.expm1(R_added) / R_added).square() * apart.T
         if change.factors is not None:
             held = bag.penalty * (w * (bag.coupling @ w)).sum(1)
             rest = rest + ((change.factors - 1).square() / change.factors).T @ held.T
