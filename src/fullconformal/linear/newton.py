@@ -232,5 +232,7 @@ def _finish(bag: LinearBag, change: Change, columns: Tensor, fits: Fits) -> None
             for half in at.tensor_split(2):
                 _finish(bag, change, half, fits)
             continue
+        if not minimum.found:  # as for Z, a fit may be so sure that no curvature is left to start from
+            minimum = minimise(bag, change[at], torch.zeros_like(start))
         part, _, _ = _certified(bag, change[at], minimum)
         fits.theta[:, :, at], fits.error[at], fits.gradient[:, :, at] = part.theta, part.error, part.gradient
