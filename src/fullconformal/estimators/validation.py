@@ -181,6 +181,10 @@ def check_full(clf: Any) -> None:
     if not isinstance(clf.loss, Loss):
         check_option("loss", clf.loss, tuple(LOSSES))
     final = split_pipeline(clf.estimator)[1]
+    if is_neighbors(final) and clf.method in ("influence", "symmetric"):
+        raise ValueError(
+            f"method={clf.method!r} needs a loss; {type(final).__name__} has method='exact', without refits."
+        )
     refits = clf.method == "exact" and hasattr(final, "predict_proba") and not is_convex(final, clf.head)
     if own_method or clf.method == "oob" or (clf.method == "auto" and is_forest(final)):
         check_instance(final)

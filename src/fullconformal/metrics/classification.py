@@ -309,7 +309,7 @@ def class_coverage_gap(
     --------
     >>> gap = class_coverage_gap([[True, False], [True, False], [True, True], [False, True]], [0, 0, 1, 0], 0.9)
     >>> print(gap.mean, "|", gap.worst, "|", gap.label)
-    0.167 ± nan | 0.233 ± 0.333 | 0
+    0.167 | 0.233 ± 0.333 | 0
     """
     level = check_level(confidence_level)
     by_label = class_coverage(sets, y, classes)

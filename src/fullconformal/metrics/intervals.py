@@ -105,9 +105,9 @@ def crps(
     Examples
     --------
     >>> print(crps([[0.0, 1.0]], [0.5]))
-    0.250 ± nan
+    0.250
     >>> print(crps([[0.0, 1.0]], [0.5], levels=[0.25, 0.75]))
-    0.250 ± nan
+    0.250
     """
     x = np.asarray(points, dtype=np.float64)
     if x.ndim != 2 or 0 in x.shape or np.isnan(x).any() or (x[:, 1:] < x[:, :-1]).any():
