@@ -208,9 +208,9 @@ def count_objects(
 
     keep_freed()
     x, m, (n, C) = objects.x, len(objects.y), (len(bag.X), bag.n_classes)
-    # On a CPU every thread has blocks of its own, whose logits stay in its cache or nearly so; what they share is made before.
+    # On a CPU logits of a block stay in the cache, and every thread has blocks of its own; what they share is made before.
     bag.columns(bag.reference.rough)
-    most = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**24)) // (8 * n * bag.K * C))
+    most = max(1, (memory // 32 if x.is_cuda else min(memory // 8, 2**23)) // (8 * n * bag.K * C))
     # Threads of Python hand their lock on after every small step: parts of fewer numbers take longer in two of them than in one.
     fair = max(-(-m // torch.get_num_threads()), 2**17 // (n * bag.K * C))
     width = most if x.is_cuda else max(1, min(most, fair))
