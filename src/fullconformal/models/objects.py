@@ -23,6 +23,10 @@ def joined(X: Any, more: Any) -> Any:
         # By name, as scikit-learn takes columns of a table; a table of other columns has none to be mixed up.
         if X.ndim == 2:
             more = more[X.columns] if hasattr(more, "columns") else pd.DataFrame(dense(more), columns=X.columns)
+            # Numbers of pandas' own types are floats beside plain ones, as in a table that was saved.
+            kinds = zip(X.columns, X.dtypes, more.dtypes, strict=True)
+            own = {name: old for name, old, new in kinds if old == np.float64 != new and new.kind in "iufb"}
+            more = more.astype(own) if own else more
         return pd.concat([X, more], ignore_index=True)
     if issparse(X) or issparse(more):
         return vstack([X, more], format="csr")
